@@ -90,6 +90,15 @@ try {
   assert.deepEqual([result.reason, result.data], ['result', { score: 7 }]);
   await driver.release('judge', 'done');
 
+  // The test puts a program of this name in the path.
+  const clerk = await driver.spawnHeadless({ name: 'clerk', cli: 'claude' });
+  assert.equal(clerk.runtime, 'headless');
+  await driver.sendMessage({ to: 'clerk', text: 'to a run', from: 'pat' });
+  const ofClerk = (event) => event.name === 'clerk' && event.verification === 'api';
+  await until('the run', () => driver.queryEvents({ kind: 'delivery_verified' }).some(ofClerk));
+  await assert.rejects(driver.sendInput('clerk', 'x'), { code: 'unsupported_runtime', status: 409 });
+  await driver.release('clerk');
+
   const failing = await driver.spawnCli({ name: 'failing', cli: 'sh', args: ['-c', 'sleep 1; exit 4'] });
   const ended = await failing.waitForExit(20_000);
   assert.deepEqual([ended.reason, ended.code], ['exited', 4]);

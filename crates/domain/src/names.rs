@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use crate::AgentId;
+
 /// Maximum length of an agent name, in bytes.
 pub const MAX_AGENT_NAME_BYTES: usize = 128;
 /// Maximum length of a node name, in bytes.
@@ -54,6 +56,26 @@ pub const MAX_LISTED_CHANNELS: i64 = 5_000;
 /// Maximum number of members in a channel's member list.
 pub const MAX_LISTED_MEMBERS: i64 = 20_000;
 
+/// Prefix of the names of channels with one recipient; the id of the agent follows.
+const SUBSCRIPTION_CHANNEL_PREFIX: &str = "subscription-";
+
+/// Returns the name of the channel whose only recipient is this agent.
+#[must_use]
+pub fn subscription_channel(agent: AgentId) -> String {
+    format!("{SUBSCRIPTION_CHANNEL_PREFIX}{agent}")
+}
+
+/// Returns the only agent that may be a member of a channel; `None` if any may.
+#[must_use]
+pub fn only_recipient(channel: &str) -> Option<AgentId> {
+    let id = channel.strip_prefix(SUBSCRIPTION_CHANNEL_PREFIX)?;
+    let agent = (id.len() >= MIN_ID_DIGITS).then(|| id.parse().ok())??;
+    (subscription_channel(agent) == channel).then_some(agent)
+}
+
+/// Maximum length of the handle of a session in a frame, in bytes.
+pub const MAX_SESSION_REF_BYTES: usize = 1024;
+
 /// Prefix of the engine's own names on node sockets (ADR 0002).
 pub const RESERVED_PREFIX: &str = ".relay-";
 /// Prefix of the names of the engine's own agents, such as [`WEBHOOK_AGENT`].
@@ -82,8 +104,12 @@ pub enum TextProblem {
     TooLong(usize),
     /// Contains control characters.
     ControlCharacter,
-    /// Begins with [`RESERVED_PREFIX`] or [`SYSTEM_PREFIX`].
+    /// Begins with [`RESERVED_PREFIX`] or [`SYSTEM_PREFIX`], or ends as the name of a released agent.
     Reserved,
+    /// The machine of agents' own nodes.
+    ReservedMachine,
+    /// A path of one machine where a name is needed that is the same everywhere.
+    AbsolutePath,
     /// Not in the format of the field.
     Malformed,
 }
@@ -94,7 +120,14 @@ impl fmt::Display for TextProblem {
             Self::Empty => f.write_str("must not be empty"),
             Self::TooLong(limit) => write!(f, "must not be longer than {limit} bytes"),
             Self::ControlCharacter => f.write_str("must not contain control characters"),
-            Self::Reserved => write!(f, "must not begin with {RESERVED_PREFIX} or {SYSTEM_PREFIX}"),
+            Self::Reserved => {
+                write!(
+                    f,
+                    "is reserved: it begins with {RESERVED_PREFIX} or {SYSTEM_PREFIX}, or ends as that of a released agent"
+                )
+            }
+            Self::ReservedMachine => f.write_str("must not be \"direct\", the machine of agents' own nodes"),
+            Self::AbsolutePath => f.write_str("must not name a repository by an absolute path: use owner/name"),
             Self::Malformed => f.write_str("is malformed"),
         }
     }
@@ -143,10 +176,25 @@ pub fn check_json_length(field: &'static str, encoded_bytes: usize) -> Result<()
 /// If it is blank, too long, contains control characters or begins with a reserved prefix.
 pub fn check_agent_name(name: &str) -> Result<(), InvalidText> {
     check_name("name", name, MAX_AGENT_NAME_BYTES)?;
-    if name.starts_with(RESERVED_PREFIX) || name.starts_with(SYSTEM_PREFIX) {
+    if name.starts_with(RESERVED_PREFIX) || name.starts_with(SYSTEM_PREFIX) || is_released_name(name) {
         return Err(InvalidText { field: "name", problem: TextProblem::Reserved });
     }
     Ok(())
+}
+
+/// Shortest id of an agent, in digits.
+const MIN_ID_DIGITS: usize = 15;
+
+/// Returns whether a name is one under which a released agent may be kept: a name, `released` and an agent id, as in
+/// `writer__released_243812050000000000`. A new agent of such a name would pose as the released one.
+#[must_use]
+pub fn is_released_name(name: &str) -> bool {
+    let is_separator = |letter: char| letter.is_ascii_punctuation() || letter == ' ';
+    let before_id = name.trim_end_matches(|letter: char| letter.is_ascii_digit());
+    let before_word = before_id.trim_end_matches(is_separator);
+    name.len() - before_id.len() >= MIN_ID_DIGITS
+        && before_word.len() < before_id.len()
+        && before_word.strip_suffix("released").is_some_and(|rest| rest.ends_with(is_separator) && rest.len() > 1)
 }
 
 /// Returns whether `name` is a valid channel name: `[a-z0-9][a-z0-9-]*`, at most [`MAX_CHANNEL_NAME_BYTES`].
@@ -158,7 +206,20 @@ pub fn is_channel_name(name: &str) -> bool {
         && bytes.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
-/// Removes one leading `#` from a channel name sent by a client.
+/// Parses the name of a node as a client writes it: without one leading `#`.
+///
+/// # Errors
+/// If it is blank, too long, or contains control characters or another `#`.
+pub fn parse_node_name(written: &str) -> Result<&str, InvalidText> {
+    let name = strip_hash(written);
+    check_name("name", name, MAX_NODE_NAME_BYTES)?;
+    if name.contains('#') {
+        return Err(InvalidText { field: "name", problem: TextProblem::Malformed });
+    }
+    Ok(name)
+}
+
+/// Removes one leading `#` from a name sent by a client.
 #[must_use]
 pub fn strip_hash(name: &str) -> &str {
     name.strip_prefix('#').unwrap_or(name)
@@ -226,6 +287,34 @@ mod tests {
         }
         assert_eq!(strip_hash("#general"), "general");
         assert_eq!(strip_hash("##general"), "#general");
+    }
+
+    #[test]
+    fn names_of_released_agents_are_reserved() {
+        for reserved in
+            ["a__released_243812050000000000", "a b#released:243812050000000000", "a-released-243812050000000000"]
+        {
+            assert!(is_released_name(reserved) && check_agent_name(reserved).is_err(), "{reserved}");
+        }
+        for free in [
+            "released",
+            "a-released",
+            "a-released-20261124",
+            "released-243812050000000000",
+            "unreleased-243812050000000000",
+        ] {
+            assert!(!is_released_name(free) && check_agent_name(free).is_ok(), "{free}");
+        }
+    }
+
+    #[test]
+    fn a_node_name_loses_one_hash_and_has_no_other() {
+        for (written, name) in [("box", Some("box")), ("#box", Some("box")), ("#a b", Some("a b"))] {
+            assert_eq!(parse_node_name(written).ok(), name, "{written:?}");
+        }
+        for refused in ["", "#", "##", "##box", "a#b", "# ", "a\nb"] {
+            assert!(parse_node_name(refused).is_err(), "{refused:?}");
+        }
     }
 
     #[test]

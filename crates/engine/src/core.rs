@@ -29,6 +29,8 @@ pub(crate) struct Core {
     pub(crate) refusals: Arc<RefusalLog>,
     /// Memory for the contents of deliveries that are read from storage.
     pub(crate) bodies: ByteBudget<WorkspaceId>,
+    /// Memory for message bodies in answers to clients, until they are sent.
+    pub(crate) answers: ByteBudget<WorkspaceId>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
     /// Places of reads that scan. They share the database with commits.

@@ -150,6 +150,8 @@ pub enum Denial {
     NotAuthor,
     #[error("not a participant of this conversation")]
     NotAParticipant,
+    #[error("the channel has one recipient only")]
+    OnlyRecipient,
     #[error("invoking {0} is denied")]
     ActionDenied(String),
     /// The rights of the agent do not permit it.
@@ -335,8 +337,6 @@ pub enum Conflict {
     /// Another provider of the node hosts the agent.
     #[error("agent {0} is hosted by another provider of this node")]
     AgentProvider(String),
-    #[error("the agent's identity is another one")]
-    AgentIdentity,
     #[error("agent is bound to node {0}")]
     AgentBoundToNode(NodeId),
 }

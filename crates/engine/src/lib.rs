@@ -23,6 +23,7 @@ pub mod messages;
 mod migrations;
 pub mod nodes;
 pub mod observers;
+pub mod parts;
 pub mod processes;
 pub mod push;
 pub mod recovery;

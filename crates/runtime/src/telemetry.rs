@@ -1,6 +1,10 @@
-//! Logs and traces: JSON lines on stderr always, spans over OTLP if configured.
+//! Logs and traces: lines on stderr always, spans over OTLP if configured.
 
-use std::{error::Error, io::stderr, time::Duration};
+use std::{
+    error::Error,
+    io::{IsTerminal as _, stderr},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use opentelemetry::{global, trace::TracerProvider as _};
@@ -13,6 +17,16 @@ use crate::otel::{self, ExportTarget, TelemetryConfig};
 /// Time that an ending process waits for its last spans to be exported.
 const FLUSH_WITHIN: Duration = Duration::from_secs(2);
 
+/// Form of log lines.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// One JSON object per line, for collectors.
+    #[default]
+    Json,
+    /// Text for people, coloured on a terminal.
+    Text,
+}
+
 /// Keeps telemetry running. Dropping it at the end of `main` exports buffered spans.
 #[must_use = "telemetry ends when the guard is dropped"]
 #[derive(Debug)]
@@ -20,7 +34,7 @@ pub struct Guard {
     provider: Option<SdkTracerProvider>,
 }
 
-/// Starts logging and, if `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
+/// Starts logging in JSON and, if `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
 /// `OTEL_TRACES_EXPORTER` enables it, exporting spans. Call once, first in `main`, inside the tokio runtime.
 ///
 /// `RUST_LOG` filters logs and spans; the default is `info`, with less from the drivers. Without an export no span
@@ -29,19 +43,26 @@ pub struct Guard {
 /// # Errors
 /// If `RUST_LOG` or a variable of the exports is invalid, or a subscriber is already installed.
 pub fn init(service_name: &'static str) -> Result<Guard> {
+    init_with_format(service_name, LogFormat::Json)
+}
+
+/// [`init`] with log lines in a form of choice.
+///
+/// # Errors
+/// As [`init`].
+pub fn init_with_format(service_name: &'static str, format: LogFormat) -> Result<Guard> {
     global::set_text_map_propagator(TraceContextPropagator::new());
     let config = TelemetryConfig::read()?;
     let provider = config.traces.as_ref().map(|target| build_provider(service_name, target)).transpose()?;
     let spans = provider.as_ref().map(|provider| {
         tracing_opentelemetry::layer().with_tracer(provider.tracer("relay")).with_filter(config.filter())
     });
-    let logs = tracing_subscriber::fmt::layer()
-        .json()
-        .flatten_event(true)
-        .with_current_span(true)
-        .with_span_list(false)
-        .with_writer(stderr)
-        .with_filter(config.filter());
+    let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
+    let lines = match format {
+        LogFormat::Json => lines.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),
+        LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
+    };
+    let logs = lines.with_filter(config.filter());
     tracing_subscriber::registry()
         .with(spans)
         .with(logs)

@@ -17,6 +17,7 @@ pub(crate) const NOTICE_SOURCE: i16 = SourceKind::Notice.code();
 // Names instead of codes. `as_str` is not const, so a test compares them with their enums.
 pub(crate) const WS: &str = "ws";
 pub(crate) const HTTP_PUSH: &str = "http_push";
+pub(crate) const POLL: &str = "poll";
 pub(crate) const DIRECT: &str = "direct";
 pub(crate) const BROKER: &str = "broker";
 
@@ -33,6 +34,7 @@ mod tests {
     fn names_are_those_of_the_enums() {
         assert_eq!(super::WS, NodeKind::Ws.as_str());
         assert_eq!(super::HTTP_PUSH, NodeKind::HttpPush.as_str());
+        assert_eq!(super::POLL, NodeKind::Poll.as_str());
         assert_eq!(super::DIRECT, NodeRole::Direct.as_str());
         assert_eq!(super::BROKER, NodeRole::Broker.as_str());
     }

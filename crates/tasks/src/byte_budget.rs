@@ -35,8 +35,18 @@ struct Inner<K> {
 pub struct ByteLease {
     name: &'static str,
     bytes: usize,
-    _process: OwnedSemaphorePermit,
-    _share: OwnedSemaphorePermit,
+    process: OwnedSemaphorePermit,
+    share: OwnedSemaphorePermit,
+}
+
+impl ByteLease {
+    /// Returns the bytes above `bytes` to the budget.
+    pub fn shrink_to(&mut self, bytes: usize) {
+        let excess = self.bytes.saturating_sub(bytes);
+        self.bytes -= excess;
+        drop((self.process.split(excess), self.share.split(excess)));
+        metrics::gauge!(BODY_BYTES, "use" => self.name).decrement(as_metric(excess));
+    }
 }
 
 impl Drop for ByteLease {
@@ -119,7 +129,7 @@ impl<K: Copy + Ord + Hash> Inner<K> {
 
     fn lease(&self, process: OwnedSemaphorePermit, share: OwnedSemaphorePermit, bytes: usize) -> ByteLease {
         metrics::gauge!(BODY_BYTES, "use" => self.name).increment(as_metric(bytes));
-        ByteLease { name: self.name, bytes, _process: process, _share: share }
+        ByteLease { name: self.name, bytes, process, share }
     }
 }
 
@@ -147,6 +157,18 @@ mod tests {
         assert!(budget.reserve(one, 100).now_or_never().is_some());
         drop(large);
         assert_eq!(budget.inner.process.available_permits(), 400);
+    }
+
+    #[tokio::test]
+    async fn a_lease_returns_what_it_does_not_need() {
+        let budget = ByteBudget::new("test", 400);
+        let mut lease = budget.reserve(1, 100).await;
+        lease.shrink_to(30);
+        assert_eq!(budget.free(1), 70);
+        lease.shrink_to(50);
+        assert_eq!(budget.free(1), 70);
+        drop(lease);
+        assert_eq!((budget.free(1), budget.inner.process.available_permits()), (100, 400));
     }
 
     #[tokio::test]

@@ -1,4 +1,5 @@
-//! Envelopes of all responses. Main types: [`Success`], [`Paged`] and [`Failure`]; constructed by the gateway.
+//! Envelopes of all responses. Main types: [`Success`], [`Paged`], [`ListFrame`] and [`Failure`]; constructed by the
+//! gateway.
 
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -40,6 +41,28 @@ impl<T> Paged<T> {
     }
 }
 
+/// Text around the items of a list that is sent a few items at a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListFrame {
+    /// Text before the first item.
+    pub open: String,
+    /// Text after the last item.
+    pub close: String,
+}
+
+impl ListFrame {
+    /// Cuts a response at its last empty array, whose items are sent apart from it.
+    ///
+    /// # Errors
+    /// When the response does not encode, or has no empty array.
+    pub fn around<T: Serialize>(response: &T) -> Result<Self, serde_json::Error> {
+        let text = serde_json::to_string(response)?;
+        let (open, close) =
+            text.rsplit_once("[]").ok_or_else(|| <serde_json::Error as serde::ser::Error>::custom("no empty array"))?;
+        Ok(Self { open: format!("{open}["), close: format!("]{close}") })
+    }
+}
+
 /// Envelope of an error: `{"ok":false,"error":{"code","message"}}`.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Failure<'a> {
@@ -67,4 +90,23 @@ pub struct ErrorBody<'a> {
     /// Text for people; it may change.
     #[schema(min_length = 1, example = "Invalid request")]
     message: &'a str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channels::conversation::MessagesPage;
+
+    #[test]
+    fn a_list_is_the_same_whether_it_is_sent_whole_or_in_parts() {
+        let framed = |frame: ListFrame| format!("{}1,2{}", frame.open, frame.close);
+        let list = ListFrame::around(&Success::new(Vec::<u8>::new())).unwrap();
+        assert_eq!(framed(list), serde_json::to_string(&Success::new([1, 2])).unwrap());
+        let page = ListFrame::around(&Paged::<u8>::new(Vec::new(), Some("c1".into()))).unwrap();
+        assert_eq!(framed(page), serde_json::to_string(&Paged::new(vec![1, 2], Some("c1".into()))).unwrap());
+        let empty = MessagesPage { messages: Vec::new(), next_before: Some("7".into()), exhausted: false };
+        let page = ListFrame::around(&Success::new(empty)).unwrap();
+        assert_eq!(framed(page), r#"{"ok":true,"data":{"messages":[1,2],"next_before":"7","exhausted":false}}"#);
+        assert!(ListFrame::around(&Success::new(1)).is_err());
+    }
 }

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
+use relay_runtime::telemetry::LogFormat;
 
 use crate::agents::ReceiptPolicy;
 
@@ -26,6 +27,8 @@ pub(crate) enum Command {
     Mcp,
     /// Prints the arguments by which an agent program is told of the Relay MCP server.
     McpArgs(Box<McpArgs>),
+    /// Prints a table of the deliveries to each agent program.
+    Verification(Verification),
     /// Answers questions about verification: JSON lines in, JSON lines out.
     Verify,
 }
@@ -40,7 +43,7 @@ pub(crate) struct Init {
     #[arg(long, env = "AGENT_RELAY_WORKSPACE_KEY", hide_env_values = true)]
     pub(crate) workspace_key: Option<String>,
     /// Channels of the broker's own agent.
-    #[arg(long, value_delimiter = ',', default_value = "general")]
+    #[arg(long, env = "AGENT_RELAY_CHANNELS", value_delimiter = ',', default_value = "general")]
     pub(crate) channels: Vec<String>,
     /// Port of the listen API; 0 for any.
     #[arg(long, env = "AGENT_RELAY_API_PORT", default_value_t = 0)]
@@ -72,6 +75,12 @@ pub(crate) struct Init {
     /// Starts known programs with the arguments that switch their permission questions off.
     #[arg(long, env = "AGENT_RELAY_ALLOW_PERMISSION_BYPASS")]
     pub(crate) allow_permission_bypass: bool,
+    /// First-run questions of programs that the broker answers as the harness table says.
+    #[arg(long, env = "AGENT_RELAY_ANSWER_GATES", value_delimiter = ',', default_value = "mcp-servers")]
+    pub(crate) answer_gates: Vec<String>,
+    /// Shows agents how to confirm a message.
+    #[arg(long, env = "AGENT_RELAY_ACK_HINT", default_value_t = true, action = clap::ArgAction::Set)]
+    pub(crate) ack_hint: bool,
     /// Messages of high priority count as delivered only when the agent has confirmed them.
     #[arg(long, env = "AGENT_RELAY_CONFIRM_HIGH_PRIORITY")]
     pub(crate) confirm_high_priority: bool,
@@ -81,6 +90,9 @@ pub(crate) struct Init {
     /// Address of /metrics, /health and /ready without a key.
     #[arg(long, env = "AGENT_RELAY_METRICS")]
     pub(crate) metrics: Option<std::net::SocketAddr>,
+    /// Form of the log lines on stderr.
+    #[arg(long, env = "AGENT_RELAY_LOG_FORMAT", value_enum, default_value = "json")]
+    pub(crate) log_format: LogFormat,
     /// Base URL of the engine.
     #[arg(long, env = "RELAYCAST_BASE_URL")]
     pub(crate) engine_url: Option<String>,
@@ -112,6 +124,23 @@ pub(crate) struct DumpPty {
     /// `plain` or `ansi`.
     #[arg(long, default_value = "plain")]
     pub(crate) format: String,
+    #[command(flatten)]
+    pub(crate) broker: BrokerPlace,
+}
+
+/// Arguments of `verification`.
+#[derive(Debug, Args)]
+pub(crate) struct Verification {
+    /// One running agent instead of all programs.
+    #[arg(long)]
+    pub(crate) agent: Option<String>,
+    #[command(flatten)]
+    pub(crate) broker: BrokerPlace,
+}
+
+/// Place of a running broker.
+#[derive(Debug, Args)]
+pub(crate) struct BrokerPlace {
     /// URL of the broker.
     #[arg(long, env = "RELAY_BROKER_URL")]
     pub(crate) broker_url: Option<String>,
@@ -147,7 +176,7 @@ pub(crate) struct McpArgs {
     /// Its default workspace.
     #[arg(long)]
     pub(crate) default_workspace: Option<String>,
-    /// Working directory of the program. Accepted and not used: no file is written.
+    /// Working directory of the program. Files that a broker would change there are named, not written.
     #[arg(long)]
     pub(crate) cwd: Option<PathBuf>,
     /// Arguments that the program gets already, as a JSON array.

@@ -28,12 +28,14 @@ const LONGEST_HANDLER: Duration = Duration::from_secs(24 * 60 * 60);
 const ACCEPT_AFTER: Duration = Duration::from_secs(10);
 /// Results remembered, to be repeated for a repeated invocation.
 const REMEMBERED: usize = 1024;
+const REMEMBERED_FOR: Duration = Duration::from_secs(60 * 60);
 
 /// Outcomes by invocation; absent while one is being handled.
 #[derive(Debug, Default)]
 struct Outcomes {
     known: HashMap<String, Option<Result<Value, String>>>,
-    order: VecDeque<String>,
+    /// By age.
+    order: VecDeque<(String, Instant)>,
 }
 
 /// Who handles invocations: the broker, and the runner that is connected.
@@ -81,13 +83,20 @@ pub(crate) async fn run(handlers: Handlers, mut invocations: mpsc::Receiver<Acti
 
 impl Outcomes {
     fn begin(&mut self, id: &str) {
-        self.known.insert(id.to_owned(), None);
-        self.order.push_back(id.to_owned());
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
+        let now = Instant::now();
+        while let Some((oldest, began)) = self.order.front()
+            && (self.order.len() >= REMEMBERED
+                || (now.duration_since(*began) >= REMEMBERED_FOR && self.is_finished(oldest)))
         {
-            self.known.remove(&oldest);
+            self.known.remove(oldest);
+            self.order.pop_front();
         }
+        self.known.insert(id.to_owned(), None);
+        self.order.push_back((id.to_owned(), now));
+    }
+
+    fn is_finished(&self, id: &str) -> bool {
+        self.known.get(id).is_none_or(Option::is_some)
     }
 
     /// Remembers an outcome; without one the invocation is handled anew when it comes again.
@@ -96,7 +105,7 @@ impl Outcomes {
             (Some(outcome), Some(known)) => *known = Some(outcome),
             (None, Some(_)) => {
                 self.known.remove(id);
-                self.order.retain(|known| known != id);
+                self.order.retain(|(known, _)| known != id);
             }
             (_, None) => {}
         }

@@ -41,6 +41,7 @@ async fn main() -> ExitCode {
         Command::Ack(arguments) => commands::ack(&arguments),
         Command::Mcp => commands::mcp().await,
         Command::McpArgs(arguments) => commands::mcp_args(*arguments),
+        Command::Verification(arguments) => commands::verification(arguments).await,
         Command::Verify => commands::verify(),
     };
     match outcome {

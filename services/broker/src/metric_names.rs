@@ -10,7 +10,7 @@ pub(crate) const CRASHES: &str = "relay_node_crashes_total";
 pub(crate) const FRAMES: &str = "relay_node_frames_total";
 /// Texts handed to a terminal. Counter; labels `harness`, `attempt`.
 pub(crate) const INJECTIONS: &str = "relay_node_injections_total";
-/// Deliveries with a final outcome. Counter; labels `harness`, `outcome`: `verified`, `unverified`, `failed`.
+/// Deliveries with a final outcome. Counter; labels `harness`, `outcome`: `verified`, `unverified`, `failed`, `cancelled`.
 pub(crate) const DELIVERIES: &str = "relay_node_deliveries_total";
 /// Settled messages by the strongest signal. Counter; labels `harness`, `method`, `level`.
 pub(crate) const VERIFICATIONS: &str = "relay_node_verifications_total";
@@ -20,6 +20,14 @@ pub(crate) const VERIFY_SECONDS: &str = "relay_node_verify_seconds";
 pub(crate) const RETRIES_SUPPRESSED: &str = "relay_node_retries_suppressed_total";
 /// Signals that do not count. Counter; label `reason`.
 pub(crate) const SIGNALS_IGNORED: &str = "relay_node_signals_ignored_total";
+/// Time that messages waited because their agent wrote too much, in seconds. Counter; label `harness`.
+pub(crate) const OUTPUT_HOLD_SECONDS: &str = "relay_node_output_hold_seconds_total";
+/// Time from taking a message from the engine to its ack, in seconds. Histogram.
+pub(crate) const ACK_WAIT_SECONDS: &str = "relay_node_ack_wait_seconds";
+/// Messages that were typed and have no outcome. Gauge; label `harness`.
+pub(crate) const UNSETTLED: &str = "relay_node_unsettled";
+/// 1 for a conclusion about an agent program. Gauge; labels `harness`, `what`: `echo_unreliable`, `short_echo_window`.
+pub(crate) const LEARNED: &str = "relay_node_learned";
 /// Bytes of output of all agents. Counter.
 pub(crate) const OUTPUT_BYTES: &str = "relay_node_output_bytes_total";
 /// Bytes of output dropped for slow subscribers. Counter.

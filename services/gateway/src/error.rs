@@ -275,6 +275,9 @@ fn denial_text(denial: Denial) -> (&'static str, Cow<'static, str>) {
         Denial::FileToken => ("forbidden", "The file address is invalid or has expired".into()),
         Denial::NotOwnSession => ("forbidden", "An agent reports events of its own session only".into()),
         Denial::NotAuthor => ("forbidden", "Only its author may change a message".into()),
+        Denial::OnlyRecipient => {
+            ("forbidden", "A subscription channel belongs to one agent, and no other is its member".into())
+        }
         Denial::NotAParticipant => ("forbidden", "Not a participant of this conversation".into()),
         Denial::Refused(refusal) => (refusal.code(), refusal_text(refusal).into()),
         Denial::ActionDenied(name) => ("action_denied", format!("You may not invoke \"{name}\"").into()),
@@ -347,7 +350,7 @@ fn invalid_text(input: InvalidInput) -> (&'static str, Cow<'static, str>) {
         }
         InvalidInput::NodeName => (
             "invalid_node_name",
-            "A node name has 1 to 128 bytes on one line and is not that of an agent's own node".into(),
+            "A node name has 1 to 128 bytes on one line, no # but a leading one, and is neither \"direct\" nor that of an agent's own node".into(),
         ),
         InvalidInput::NodeKindIsFixed { node, kind } => {
             ("invalid_node_delivery", format!("Node \"{node}\" is of kind {}, and stays so", kind.as_str()).into())
@@ -452,7 +455,6 @@ fn conflict_text(conflict: Conflict) -> (&'static str, Cow<'static, str>) {
         Conflict::AgentProvider(name) => {
             ("agent_provider_conflict", format!("Agent \"{name}\" is hosted by another provider of this node").into())
         }
-        Conflict::AgentIdentity => ("agent_identity_conflict", "The agent's identity is another one".into()),
         Conflict::AgentBoundToNode(node) => {
             ("agent_bound_to_node", format!("Agent is bound to node \"{node}\"").into())
         }

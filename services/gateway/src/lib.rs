@@ -7,6 +7,7 @@ mod console;
 pub mod envelope;
 pub mod error;
 pub mod extract;
+mod list_reply;
 pub mod middleware;
 pub mod node;
 pub mod observe;

@@ -1,9 +1,18 @@
-//! Client that sends a request, for the responses whose shape depends on it (docs/protocol/rest.md, "Origin
-//! clients").
+//! Client that sends a request: [`OriginClient`] for the responses whose shape depends on it (docs/protocol/rest.md,
+//! "Origin clients"), [`OriginHeaders`] for the attribution of new workspaces.
 
 use std::convert::Infallible;
 
-use axum::{extract::FromRequestParts, http::request::Parts};
+use axum::{
+    extract::FromRequestParts,
+    http::{HeaderMap, request::Parts},
+};
+use relay_wire::workspaces::Origin;
+
+use crate::error::ApiError;
+
+/// Bound of each header that names the origin of a request.
+const MAX_ORIGIN_BYTES: usize = 128;
 
 /// Client named by `X-Relaycast-Origin-Client`. Any other name, and a missing header, is [`Self::Other`] and gets the
 /// regular shape.
@@ -51,5 +60,74 @@ impl<S: Sync> FromRequestParts<S> for OriginClient {
             Some("agent-relay-broker") => Self::Broker,
             _ => Self::Other,
         })
+    }
+}
+
+/// Client and actor of a request, as its headers name them. Malformed headers are refused.
+#[derive(Debug)]
+pub struct OriginHeaders(pub Origin);
+
+impl<S: Sync> FromRequestParts<S> for OriginHeaders {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let headers = &parts.headers;
+        let is_graphic = |byte: u8| byte.is_ascii_graphic();
+        let is_actor_byte = |byte: u8| byte.is_ascii_alphanumeric() || b" ._-/():=;,+@".contains(&byte);
+        let is_id_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
+        let version = match read_origin(headers, "x-relaycast-origin-version", is_graphic)? {
+            Some(version) => Some(version),
+            None => read_origin(headers, "x-sdk-version", is_graphic)?,
+        };
+        let actor = read_origin(headers, "x-relaycast-origin-actor", is_actor_byte)?;
+        Ok(Self(Origin {
+            client: read_origin(headers, "x-relaycast-origin-client", is_graphic)?,
+            version,
+            actor: actor.map(|actor| actor.to_ascii_lowercase()),
+            distinct_id: read_origin(headers, "x-agent-relay-distinct-id", is_id_byte)?,
+        }))
+    }
+}
+
+/// Reads a header that names the origin of a request. An empty one counts as absent.
+fn read_origin(
+    headers: &HeaderMap,
+    name: &'static str,
+    is_allowed: impl Fn(u8) -> bool,
+) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    let value = value.as_bytes().trim_ascii();
+    if value.is_empty() {
+        return Ok(None);
+    }
+    let fits = value.len() <= MAX_ORIGIN_BYTES && value.iter().all(|byte| is_allowed(*byte));
+    let text = std::str::from_utf8(value).ok().filter(|_| fits);
+    let refused = || {
+        ApiError::invalid_request(format!(
+            "the header {name} must have at most {MAX_ORIGIN_BYTES} characters and only allowed ones, or be left out"
+        ))
+    };
+    text.map(|text| Some(text.to_owned())).ok_or_else(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    #[test]
+    fn origin_headers_are_bounded_and_of_allowed_characters() {
+        let read = |value: &str| {
+            let headers = HeaderMap::from_iter([(
+                HeaderName::from_static("x-relaycast-origin-actor"),
+                HeaderValue::from_str(value).expect("a header"),
+            )]);
+            read_origin(&headers, "x-relaycast-origin-actor", |byte| byte.is_ascii_alphanumeric()).ok()
+        };
+        assert_eq!(read("claude"), Some(Some("claude".to_owned())));
+        assert_eq!(read("  "), Some(None));
+        assert_eq!(read("a\tb"), None);
+        assert_eq!(read(&"a".repeat(MAX_ORIGIN_BYTES + 1)), None);
     }
 }

@@ -29,6 +29,7 @@ const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 const ROUTE_CLASSES: &[(Method, &str, RouteClass)] = &[
     (Method::POST, "/v1/channels/{name}/messages", RouteClass::ChannelMessage),
     (Method::POST, "/v1/dm", RouteClass::DirectMessage),
+    (Method::POST, "/v1/to/{address}", RouteClass::DirectMessage),
     (Method::POST, "/v1/dm/group", RouteClass::GroupConversation),
     (Method::POST, "/v1/messages/{id}/reactions", RouteClass::Reaction),
     (Method::GET, "/v1/agents/presence", RouteClass::Presence),

@@ -149,6 +149,9 @@ fn delivery_routes() -> Router<AppState> {
 fn message_routes() -> Router<AppState> {
     Router::new()
         .route("/v1/channels/{name}/messages", get(messages::of_channel).post(posting::to_channel))
+        .route("/v1/agents/{name}/subscription-channel", post(channels::subscription))
+        .route("/v1/to/{address}", post(posting::to_address))
+        .route("/v1/sessions/{session_ref}/messages", get(messages::of_session))
         .route("/v1/messages/{id}", get(messages::get).patch(messages::update))
         .route("/v1/messages/{id}/replies", get(messages::replies).post(posting::reply))
         .route("/v1/messages/{id}/read", post(messages::read))

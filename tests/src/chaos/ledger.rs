@@ -105,9 +105,7 @@ impl Ledger {
         }
         match mailbox.frames.entry(seq) {
             Entry::Occupied(_) => mailbox.repeats += 1,
-            Entry::Vacant(place) => {
-                place.insert(received);
-            }
+            Entry::Vacant(free) => drop(free.insert(received)),
         }
         if seq == mailbox.position + 1 {
             mailbox.position = seq;

@@ -41,6 +41,25 @@ pub async fn python_packages() -> Result<PathBuf> {
     pip_packages("python", &sources().join("requirements.txt")).await
 }
 
+/// Returns the folder with the published command line.
+pub async fn command_line() -> Result<PathBuf> {
+    let source = sources().join("command_line/package.json");
+    let pins = fs::read_to_string(&source)?;
+    install("command-line", &pins, async |dir| {
+        fs::copy(&source, dir.join("package.json"))?;
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--omit=optional", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]);
+        npm.current_dir(dir);
+        run(npm, "npm").await
+    })
+    .await
+}
+
+/// Returns the folder with the published Python client of a broker, for `PYTHONPATH`.
+pub async fn python_broker_packages() -> Result<PathBuf> {
+    pip_packages("python-broker", &sources().join("broker_requirements.txt")).await
+}
+
 /// Returns the folder with schemathesis, for `PYTHONPATH`.
 pub async fn schemathesis() -> Result<PathBuf> {
     pip_packages("schemathesis", &sources().join("schemathesis.txt")).await

@@ -8,6 +8,7 @@ mod script;
 pub use broker::{AgentScript, Broker, Position};
 pub use front::Front;
 pub use install::{
-    npm_packages, python_packages, python_runner_packages, runner_package, runners, schemathesis, scripts,
+    command_line, npm_packages, python_broker_packages, python_packages, python_runner_packages, runner_package,
+    runners, schemathesis, scripts,
 };
 pub use script::{Request, Script};

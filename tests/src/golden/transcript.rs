@@ -86,7 +86,11 @@ fn headers(head: &Head) -> Vec<String> {
         let value = mask::kind_of(value).unwrap_or_else(|| value.to_owned());
         USUAL.contains(&(name, &value)) || CONNECTION.contains(&name)
     };
-    let other = head.headers.iter().filter(|(name, value)| !usual(name, value));
+    // The shared engine has no rate limits: its answers have the plan's numbers, of which nothing is used.
+    let remaining = head.header("x-ratelimit-remaining");
+    let is_unlimited = remaining.is_some() && remaining == head.header("x-ratelimit-limit");
+    let is_plan = |name: &str| is_unlimited && name.starts_with("x-ratelimit-");
+    let other = head.headers.iter().filter(|(name, value)| !usual(name, value) && !is_plan(name));
     let mut headers: Vec<String> = other.map(|(name, value)| format!("{name}: {value}")).collect();
     headers.extend(USUAL.iter().filter(|(name, _)| head.header(name).is_none()).map(|(name, _)| format!("no {name}")));
     headers.sort();

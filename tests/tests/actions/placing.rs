@@ -71,7 +71,7 @@ async fn a_reconnecting_node_keeps_its_reservations() -> Result<()> {
         let key = place.key.clone();
         async move {
             wait::until(&format!("{field} to be {wanted}"), SOON, || async {
-                key.get("/v1/nodes/mill").await.is_ok_and(|reply| reply.data()[field] == wanted)
+                key.get("/v1/nodes/mill").await.is_ok_and(|reply| reply.data()["providers"][0][field] == wanted)
             })
             .await;
         }

@@ -70,7 +70,12 @@ async fn each_provider_of_a_node_is_listed() -> Result<()> {
     one.send_json(&beat(0.5, 2, true)).await?;
     two.send_json(&beat(0.25, 1, false)).await?;
 
-    let shown = wait_for_node(&key, "farm", |node| node["active_agents"] == 3).await?;
+    let reported = |node: &Value| {
+        let providers = node["providers"].as_array().map(Vec::as_slice).unwrap_or_default();
+        providers.iter().filter_map(|provider| provider["active_agents"].as_i64()).sum::<i64>()
+    };
+    let shown = wait_for_node(&key, "farm", |node| reported(node) == 3).await?;
+    assert_eq!(shown["active_agents"], 0, "no agent is bound: {shown}");
     let of = |node: &Value, name: &str| {
         let all = node["providers"].as_array().cloned().unwrap_or_default();
         all.into_iter().find(|provider| provider["name"] == name).unwrap_or_default()

@@ -7,6 +7,7 @@ mod connections;
 mod ended_workspaces;
 mod former_tokens;
 mod large_messages;
+mod listings;
 
 mod names;
 mod nats;

@@ -2,13 +2,17 @@
 //! faults of the published broker, crashes, floods, hostile input, secrets.
 
 mod api;
+mod command_line;
 mod delivery;
 mod event_log;
 mod faults;
 mod flood;
+mod full_disk;
 mod harness;
+mod headless;
 mod hostile;
 mod packages;
+mod programs;
 mod published;
 mod restart;
 mod runner;

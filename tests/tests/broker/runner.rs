@@ -123,6 +123,49 @@ async fn hosted_agents_keep_their_mail_when_a_runner_leaves() -> Result<()> {
 }
 
 #[tokio::test]
+async fn the_program_of_a_runner_is_started_again_until_it_leaves_or_the_broker_stops() -> Result<()> {
+    let scene = Scene::new("supervised").await?;
+    scene.broker.wait_connected().await?;
+    let folder = tempfile::tempdir()?;
+    let starts = folder.path().join("starts");
+    let script = "echo $$ ${RELAY_BROKER_API_KEY:-none} $GIVEN >> starts; sleep 600 & wait; exit 3";
+    let supervision = json!({
+        "argv": ["sh", "-c", script], "cwd": folder.path(), "env": { "GIVEN": "yes" },
+        "restart_policy": { "cooldown_ms": 10 },
+    });
+    let mut payload = manifest("supervised");
+    payload["supervision"] = json!({ "argv": [], "cwd": "/" });
+    let mut runner = Runner::connect(&scene).await?;
+    let refused = runner.ask("register_node", payload.clone()).await?;
+    assert_eq!(refused["payload"]["code"], "frame_failed", "{refused}");
+    payload["supervision"] = supervision;
+    let registered = runner.ask("register_node", payload).await?;
+    assert_eq!(registered["type"], "ok", "{registered}");
+    drop(runner);
+
+    let started = async |count: usize| {
+        wait::until_ok("the program to be started", SOON, || async {
+            let text = std::fs::read_to_string(&starts).unwrap_or_default();
+            ensure!(text.lines().count() == count && text.ends_with('\n'), "{text}");
+            let line = text.lines().last().context("a line")?;
+            ensure!(line.ends_with(" none yes"), "{line}");
+            line.split(' ').next().context("a pid")?.parse::<i32>().context("a pid")
+        })
+        .await
+        .with_context(|| scene.broker.log_tail(30))
+    };
+    let first = started(1).await?;
+    ensure!(std::process::Command::new("kill").arg(first.to_string()).status()?.success());
+    let second = started(2).await?;
+    scene.broker.terminate().await?;
+    wait::until_ok("the program to end with the broker", SOON, || async {
+        ensure!(!crate::scene::is_running(u32::try_from(second)?), "it runs");
+        anyhow::Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
 async fn the_newest_runner_takes_over() -> Result<()> {
     let scene = Scene::new("takeover").await?;
     let mut first = Runner::connect(&scene).await?;

@@ -31,10 +31,14 @@ impl Scene {
 
     /// A scene whose broker uses the engine at this URL.
     async fn at(name: &str, engine: &str, args: &[String]) -> Result<Self> {
+        Self::in_folder(name, engine, args, tempfile::tempdir()?).await
+    }
+
+    /// A scene whose broker runs in a folder that was prepared.
+    pub(crate) async fn in_folder(name: &str, engine: &str, args: &[String], folder: TempDir) -> Result<Self> {
         let gateway = shared().await.any_gateway();
         let workspace = Api::create_workspace(gateway, name).await?;
         let sender = workspace.as_agent(&workspace.register_agent("sender").await?);
-        let folder = tempfile::tempdir()?;
         let mut spec = BrokerSpec::new(engine, workspace.token(), name, folder.path())?;
         spec.args = args.to_vec();
         let broker = NodeBroker::start(&spec).await?;

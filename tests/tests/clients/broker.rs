@@ -175,7 +175,7 @@ async fn a_spawn_restores_an_agent_that_is_not_running() -> Result<()> {
     Ok(())
 }
 
-/// Its user restores the folder, takes another name, or deletes the node, as here.
+/// Its user restores the folder, takes another name, or deletes the node and the broker's own agent, as here.
 #[tokio::test]
 async fn a_broker_that_lost_its_state_folder_gets_its_name_when_the_node_is_deleted() -> Result<()> {
     let engine = shared().await;
@@ -187,29 +187,37 @@ async fn a_broker_that_lost_its_state_folder_gets_its_name_when_the_node_is_dele
         async move { Broker::start(gateway, key, NODE, &dir).await }
     };
     let node = async || lead.workspace.get(&format!("/v1/nodes/{NODE}")).await?.success();
-    let is_online = async || {
+    let is_online = || async {
         let node = node().await?;
         ensure!(node["status"] == "online", "{node}");
         anyhow::Ok(node["id"].clone())
     };
     let broker = start("first").await?;
-    let first = wait::until_ok("the broker's node to be online", HEARD_WITHIN, || is_online()).await?;
+    let first = wait::until_ok("the broker's node to be online", HEARD_WITHIN, is_online).await?;
     broker.terminate().await?;
     wait::until("it to be offline", HEARD_WITHIN, || async {
         node().await.is_ok_and(|node| node["status"] == "offline")
     })
     .await;
-    // An empty folder: the broker invents another id. It may exit or go on without a node.
-    let second = start("second").await;
+    // An empty folder: the broker has lost the proof that its own agent is its own, and ends.
+    let delete = async |path: String| anyhow::Ok(lead.workspace.delete(&path).await?.status);
+    if let Ok(second) = start("second").await {
+        wait::until("it to end", HEARD_WITHIN, || async { !second.is_running() }).await;
+    }
+    assert_eq!(delete(format!("/v1/agents/{NODE}")).await?, 204);
+    // It has invented another id as well, and goes on without a node.
+    let second = start("second").await?;
+    wait::until("its own agent to be registered again", HEARD_WITHIN, || async {
+        lead.workspace.get(&format!("/v1/agents/{NODE}")).await.is_ok_and(|reply| reply.is_success())
+    })
+    .await;
     let unchanged = node().await?;
     assert_eq!((&unchanged["id"], &unchanged["status"]), (&first, &json!("offline")), "{unchanged}");
-    if let Ok(broker) = &second {
-        println!("its log ends:\n{}", broker.log_tail(10));
-        broker.kill9();
-    }
-    assert_eq!(lead.workspace.delete(&format!("/v1/nodes/{NODE}")).await?.status, 204);
+    second.kill9();
+    assert_eq!(delete(format!("/v1/nodes/{NODE}")).await?, 204);
+    assert_eq!(delete(format!("/v1/agents/{NODE}")).await?, 204);
     let broker = start("third").await?;
-    let third = wait::until_ok("the new node to be online", HEARD_WITHIN, || is_online()).await?;
+    let third = wait::until_ok("the new node to be online", HEARD_WITHIN, is_online).await?;
     assert_ne!(third, first);
     broker.terminate().await
 }

@@ -66,9 +66,8 @@ async fn the_rust_sdk_survives_a_failover_of_postgres() -> Result<()> {
     let installation = Installation::start().await?;
     let (here, there) = (installation.stack.gateway(0).url(), installation.stack.gateway(1).url());
     let made = RelayCast::create_workspace("postgres-failover", Some(there), WorkspaceProvenance::sdk()).await?;
-    let client =
-        |url: &str| anyhow::Ok(RelayCast::new(RelayCastOptions::new(made.api_key.as_str()).with_base_url(url))?);
-    let (here, there) = (client(here)?, client(there)?);
+    let options = |url: &str| RelayCastOptions::new(made.api_key.as_str()).with_base_url(url);
+    let (here, there) = (RelayCast::new(options(here))?, RelayCast::new(options(there))?);
     let agent = |name: &str| {
         let agent_type = Some("agent".to_owned());
         CreateAgentRequest { name: name.to_owned(), agent_type, persona: None, metadata: None }

@@ -254,7 +254,7 @@ async fn a_node_is_enrolled_connects_and_shows_on_the_roster() -> Result<()> {
         async move { key.get(&format!("/v1/nodes{query}")).await.unwrap().success().unwrap() }
     };
     wait::until("the heartbeat to show", Duration::from_secs(15), || async {
-        roster("/box").await["active_agents"] == 3
+        roster("/box").await["providers"][0]["active_agents"] == 3
     })
     .await;
     let shown = roster("/box").await;

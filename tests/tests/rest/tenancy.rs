@@ -86,6 +86,8 @@ impl Tenant {
             ("{message}", text(&message["id"])),
             ("{delivery}", format!("del_{}_{}", text(&message["id"]), bob.id)),
             ("{conversation}", text(&group["id"])),
+            ("{session}", "s-1".to_owned()),
+            ("{address}", format!("{}@direct", bob.name)),
             ("{channel}", channel),
             ("{agent}", bob.name.clone()),
             ("{node}", node.name.clone()),
@@ -330,6 +332,8 @@ async fn resources_of_another_workspace_look_like_missing_ones() -> Result<()> {
         ("{message}", "1".to_owned()),
         ("{delivery}", format!("del_1_{}", intruder.bob.id)),
         ("{conversation}", "dm_000000000000000000000000".to_owned()),
+        ("{session}", "no-such-session".to_owned()),
+        ("{address}", "no-such-agent@direct".to_owned()),
         ("{channel}", "no-such-room".to_owned()),
         ("{agent}", "no-such-agent".to_owned()),
         ("{node}", "no-such-node".to_owned()),
@@ -386,6 +390,12 @@ async fn resources_of_another_workspace_look_like_missing_ones() -> Result<()> {
                 let nobody = call(base, method, &fill(path, nobodys), &body_of(nobodys), token).await?;
                 let what = format!("{method} {path} ({hole}) as {who}");
                 let plain = |reply: &Reply, name: &str| reply.body.to_string().replace(name, "<it>");
+                // A session is a handle of clients; one without messages in the caller's workspace is no error.
+                if *hole == "{session}" && who == "key" {
+                    assert_eq!((&theirs.body["data"], &nobody.body["data"]), (&json!([]), &json!([])), "{what}");
+                    checked += 1;
+                    continue;
+                }
                 assert!((400..500).contains(&theirs.status), "{what}: {} {}", theirs.status, theirs.body);
                 assert_eq!(theirs.status, nobody.status, "{what}: {} and {}", theirs.body, nobody.body);
                 assert_eq!(plain(&theirs, victims), plain(&nobody, nobodys), "{what}");

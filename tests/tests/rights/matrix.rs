@@ -44,6 +44,8 @@ async fn owned_by(api: &Api, child: &Agent, action: &str) -> Result<BTreeMap<&'s
         ("{invocation}", text(&invocation["invocation_id"]).to_owned()),
         ("{action}", action.to_owned()),
         ("{channel}", "room".to_owned()),
+        ("{session}", "s-1".to_owned()),
+        ("{address}", "bob@direct".to_owned()),
         ("{number}", "7".to_owned()),
     ]))
 }

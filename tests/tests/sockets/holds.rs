@@ -67,6 +67,35 @@ async fn a_suspended_workspace_is_refused_and_loses_nothing() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_child_workspace_is_suspended_with_its_creator() -> Result<()> {
+    let base = shared().await.any_gateway();
+    let creator = Api::create_workspace(base, "creator").await?;
+    let id = text(&creator.get("/v1/workspace").await?.success()?["id"]).to_owned();
+    let mut children = Vec::new();
+    for name in ["follows", "suspended itself"] {
+        let made = creator.post("/v1/workspaces", json!({ "name": name })).await?.success()?;
+        let child = creator.with_token(text(&made["api_key"]));
+        let id = text(&child.get("/v1/workspace").await?.success()?["id"]).to_owned();
+        children.push((child, id));
+    }
+    let [(follows, _), (held, held_id)] = children.as_slice() else { bail!("two children") };
+    let refused =
+        |key: Api| async move { key.get("/v1/channels").await?.refused(423, "workspace_suspended").map(drop) };
+    let served = |key: Api| async move { key.get("/v1/channels").await?.success().map(drop) };
+
+    relayctl(&["workspace", "suspend", held_id]).await?.expect_success()?;
+    wait::until_ok("the child to be closed", SOON, || refused(held.clone())).await?;
+    served(follows.clone()).await?;
+    relayctl(&["workspace", "suspend", &id]).await?.expect_success()?;
+    wait::until_ok("the other child to be closed", SOON, || refused(follows.clone())).await?;
+    // The end of the creator's suspension is not that of the child's own.
+    relayctl(&["workspace", "resume", &id]).await?.expect_success()?;
+    wait::until_ok("the other child to be open", SOON, || served(follows.clone())).await?;
+    refused(held.clone()).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_drained_node_gets_nothing_new_and_cannot_connect_until_undrained() -> Result<()> {
     let base = shared().await.any_gateway();
     let key = Api::create_workspace(base, "drained").await?;

@@ -189,7 +189,7 @@ async fn an_identity_is_recovered_only_by_its_node_and_under_its_id() -> Result<
     let recovered = socket.request(recover(&hosted["agent_id"])).await?;
     assert_eq!(recovered["agent_id"], hosted["agent_id"], "{recovered}");
     let refused = socket.request(recover(&json!("1"))).await.expect_err("another id");
-    assert!(refused.to_string().contains("agent_identity_conflict"), "{refused:#}");
+    assert!(refused.to_string().contains("agent_recovery_not_authorized"), "{refused:#}");
     Ok(())
 }
 

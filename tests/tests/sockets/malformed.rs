@@ -213,10 +213,13 @@ async fn invalid_requests_of_a_broker_are_refused_and_its_socket_stays_open() ->
         (json!({ "type": "agent.register", "name": "eve", "session_ref": "a\u{0}b" }), vec!["invalid_message"]),
         (json!({ "type": "agent.register", "name": "rita" }), vec!["agent_already_exists"]),
         (json!({ "type": "agent.recover", "name": "nobody", "expected_agent_id": "1" }), vec!["agent_not_found"]),
-        (json!({ "type": "agent.recover", "name": "bob", "expected_agent_id": "x" }), vec!["agent_identity_conflict"]),
+        (
+            json!({ "type": "agent.recover", "name": "bob", "expected_agent_id": "x" }),
+            vec!["agent_recovery_not_authorized"],
+        ),
         (
             json!({ "type": "agent.recover", "name": "bob", "expected_agent_id": rita_id }),
-            vec!["agent_identity_conflict"],
+            vec!["agent_recovery_not_authorized"],
         ),
         (
             json!({ "type": "inventory.sync", "agents": [{ "agent_id": "x", "name": "bob" }] }),

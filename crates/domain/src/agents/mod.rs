@@ -9,7 +9,11 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 
-use crate::{AgentId, NodeId, ProviderName, access::rights::RightSettings};
+use crate::{
+    AgentId, NodeId, ProviderName,
+    access::rights::RightSettings,
+    names::{InvalidText, TextProblem, check_name},
+};
 
 /// Silence after which an agent is reported offline.
 pub const LIVENESS_TTL: Duration = Duration::from_secs(300);
@@ -33,6 +37,8 @@ pub struct Agent {
     pub status: AgentStatus,
     /// Node that the agent is located on.
     pub node_id: NodeId,
+    /// Machine in its address: the name of its node, the machine of its own one, or [`DIRECT_MACHINE`].
+    pub machine: String,
     /// Provider of that node which runs the agent; `None` while it is unassigned.
     pub provider: Option<ProviderName>,
     /// Time of registration.
@@ -53,11 +59,58 @@ impl Agent {
         self.status.after_silence((now - self.last_seen_at).to_std().unwrap_or(Duration::ZERO))
     }
 
+    /// Returns the address, `name@machine`. The name alone is unique; the machine tells readers where the agent runs.
+    #[must_use]
+    pub fn address(&self) -> String {
+        address(&self.name, &self.machine)
+    }
+
     /// Returns whether the agent is located on its own direct node.
     #[must_use]
     pub fn is_on_direct_node(&self) -> bool {
         self.node_id == NodeId::direct(self.id)
     }
+}
+
+/// Machine of agents on nodes of their own. No node and no other machine is called so.
+pub const DIRECT_MACHINE: &str = "direct";
+/// Maximum length of the prefix of a machine, in bytes.
+const MAX_MACHINE_PREFIX_BYTES: usize = 64;
+
+/// Returns the address of an agent.
+#[must_use]
+pub fn address(name: &str, machine: &str) -> String {
+    format!("{name}@{machine}")
+}
+
+/// Returns the machine of an agent's own node: the prefix that its registration names, and a few characters of its id.
+///
+/// # Errors
+/// If the prefix is blank, too long, reserved, or contains control characters or `@`.
+pub fn direct_machine(prefix: &str, agent: AgentId) -> Result<String, InvalidText> {
+    let field = "direct_machine_prefix";
+    check_name(field, prefix, MAX_MACHINE_PREFIX_BYTES)?;
+    if prefix.contains('@') {
+        return Err(InvalidText { field, problem: TextProblem::Malformed });
+    }
+    check_machine(field, prefix)?;
+    let mut rest = agent.get().unsigned_abs();
+    let suffix: String = (0..6)
+        .filter_map(|_| {
+            let digit = u32::try_from(rest % 36).ok()?;
+            rest /= 36;
+            char::from_digit(digit, 36)
+        })
+        .collect();
+    Ok(format!("{prefix}-{suffix}"))
+}
+
+/// Checks that a machine is not the reserved one.
+///
+/// # Errors
+/// If it is [`DIRECT_MACHINE`].
+pub fn check_machine(field: &'static str, machine: &str) -> Result<(), InvalidText> {
+    if machine == DIRECT_MACHINE { Err(InvalidText { field, problem: TextProblem::ReservedMachine }) } else { Ok(()) }
 }
 
 /// Type of an agent.

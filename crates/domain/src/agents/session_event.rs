@@ -1,9 +1,8 @@
 //! Session events: reports of an agent's session, and their effect on the agent's status.
 
 use chrono::{DateTime, Utc};
-use serde_json::Value;
 
-use crate::{AgentId, SessionEventId, agents::AgentStatus};
+use crate::{AgentId, JsonText, SessionEventId, agents::AgentStatus};
 
 /// Maximum length of an event type, in bytes.
 pub const MAX_TYPE_BYTES: usize = 64;
@@ -17,8 +16,8 @@ pub struct SessionEvent {
     pub agent_id: AgentId,
     /// Type as checked by [`is_event_type`].
     pub event_type: String,
-    /// JSON object.
-    pub payload: Value,
+    /// JSON object; empty in lists until it is read.
+    pub payload: JsonText,
     /// Number of the event, from 1 per agent.
     pub sequence: i64,
     /// Time of acceptance.

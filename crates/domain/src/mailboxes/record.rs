@@ -90,7 +90,7 @@ pub struct DeliveryMessage {
     pub agent_id: AgentId,
     /// Name of the author.
     pub agent_name: String,
-    /// Text of the message.
+    /// Text of the message; empty in lists until it is read.
     pub text: String,
     /// Root of the thread, for replies.
     pub thread_id: Option<MessageId>,

@@ -37,6 +37,27 @@ pub fn client_metadata(stored: &JsonText) -> JsonText {
     JsonText::encode(&shown)
 }
 
+/// Metadata key with the address of the author of a direct message.
+const FROM_ADDRESS: &str = "__relaycast_from_address";
+
+/// Returns metadata with the address that the author of a direct message had.
+#[must_use]
+pub fn with_from_address(metadata: &JsonText, address: &str) -> JsonText {
+    let mut all = metadata.entries();
+    all.insert(FROM_ADDRESS.to_owned(), JsonText::encode(&address));
+    JsonText::encode(&all)
+}
+
+/// Returns the address that the author of a direct message had.
+#[must_use]
+pub fn from_address(metadata: &JsonText) -> Option<String> {
+    if !metadata.get().contains(FROM_ADDRESS) {
+        return None;
+    }
+    let (_, address) = metadata.entries().into_iter().find(|(key, _)| key == FROM_ADDRESS)?;
+    serde_json::from_str(address.get()).ok()
+}
+
 /// Returns new metadata with the engine's own keys of the old, which authors cannot see.
 #[must_use]
 pub fn keep_hidden_metadata(new: Option<&JsonText>, old: &JsonText) -> JsonText {
@@ -191,6 +212,9 @@ mod tests {
         assert_eq!(keep_hidden_metadata(Some(&new), &stored).get(), r#"{"c":{},"__relaycast_x":[2]}"#);
         assert_eq!(keep_hidden_metadata(None, &stored).get(), r#"{"__relaycast_x":[2]}"#);
         assert_eq!(client_metadata(&JsonText::encode(&())).get(), "{}");
+        let addressed = with_from_address(&with_from_address(&new, "forged"), "ada@box");
+        assert_eq!(from_address(&addressed).as_deref(), Some("ada@box"));
+        assert_eq!((client_metadata(&addressed), from_address(&new)), (new, None));
     }
 
     #[test]

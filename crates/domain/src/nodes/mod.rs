@@ -1,8 +1,9 @@
 //! Nodes: their kinds and roles, and the kinds of their capabilities. Nodes with their providers are in [`roster`],
-//! placement of work is in [`placement`], replacement of a provider's connection in [`takeover`].
+//! placement of work is in [`placement`], replacement of a provider's connection in [`takeover`], rules of tags in [`tags`].
 
 pub mod placement;
 pub mod roster;
+pub mod tags;
 pub mod takeover;
 
 pub use roster::{Liveness, Node, NodeProvider, RosterNode};

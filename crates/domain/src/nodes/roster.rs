@@ -69,6 +69,8 @@ pub struct Node {
     pub max_agents: i32,
     /// Delivery settings without secrets; only for [`NodeKind::HttpPush`].
     pub delivery: Option<Value>,
+    /// Number of agents that are bound to it.
+    pub bound_agents: i64,
     /// Time of the first enrolment.
     pub created_at: DateTime<Utc>,
 }
@@ -175,10 +177,10 @@ impl RosterNode {
         self.providers.iter().map(|provider| provider.load).fold(0.0, f64::max)
     }
 
-    /// Returns the number of running agents of all providers.
+    /// Returns whether the number of bound agents may be outdated: no provider says which of them still run.
     #[must_use]
-    pub fn active_agents(&self) -> i32 {
-        self.providers.iter().fold(0, |sum, provider| sum.saturating_add(provider.active_agents))
+    pub fn is_count_stale(&self) -> bool {
+        !self.liveness().is_online()
     }
 
     /// Returns the number of reserved slots of all providers.
@@ -238,6 +240,7 @@ mod tests {
             version: None,
             max_agents: 3,
             delivery: None,
+            bound_agents: 3,
             created_at: DateTime::UNIX_EPOCH,
         }
     }
@@ -252,7 +255,7 @@ mod tests {
         assert_eq!(kinds, ["build capacity", "spawn:x capacity", "test action"]);
         assert_eq!(entry.liveness(), Liveness::Online);
         assert!(!entry.runs_handlers(), "only online providers' handlers count");
-        assert_eq!((entry.max_agents(), entry.active_agents(), entry.reserved_agents()), (10, 4, 2));
+        assert_eq!((entry.max_agents(), entry.reserved_agents()), (10, 2));
         assert_eq!(entry.load(), 0.5);
         assert_eq!(entry.version(), Some("a"));
         assert_eq!(entry.tags(), ["gpu", "own"]);
@@ -265,7 +268,9 @@ mod tests {
             (NodeKind::HttpPush, Liveness::Online),
             (NodeKind::Poll, Liveness::Online),
         ] {
-            assert_eq!(RosterNode { node: node(kind), providers: Vec::new() }.liveness(), expected, "{kind:?}");
+            let entry = RosterNode { node: node(kind), providers: Vec::new() };
+            assert_eq!(entry.liveness(), expected, "{kind:?}");
+            assert_eq!(entry.is_count_stale(), !expected.is_online(), "{kind:?}");
         }
     }
 }

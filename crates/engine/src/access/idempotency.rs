@@ -22,7 +22,8 @@ pub struct ClientKey {
 }
 
 impl ClientKey {
-    /// Parses the header. Bodies that differ only in white space or key order are equal.
+    /// Parses the header. Bodies that differ only in white space, in the order of keys, or in `data` being null or
+    /// absent are equal.
     ///
     /// # Errors
     /// When the key is not 1 to 255 visible ASCII characters.
@@ -30,6 +31,11 @@ impl ClientKey {
         let text =
             names::parse_idempotency_key(header).ok_or(EngineError::Invalid(InvalidInput::IdempotencyKey))?.to_owned();
         let canonical = serde_json::from_slice::<Value>(body).map(|mut value| {
+            if let Value::Object(fields) = &mut value
+                && fields.get("data").is_some_and(Value::is_null)
+            {
+                fields.remove("data");
+            }
             value.sort_all_objects();
             value.to_string()
         });
@@ -118,5 +124,8 @@ mod tests {
         let c = ClientKey::read("k", br#"{"a":1,"b":[3]}"#).unwrap();
         assert_eq!(a.fingerprint, b.fingerprint);
         assert_ne!(a.fingerprint, c.fingerprint);
+        let of = |body: &[u8]| ClientKey::read("k", body).unwrap().fingerprint;
+        assert_eq!(of(br#"{"text":"a"}"#), of(br#"{"data":null,"text":"a"}"#));
+        assert_ne!(of(br#"{"text":"a"}"#), of(br#"{"data":{},"text":"a"}"#));
     }
 }

@@ -2,10 +2,10 @@
 //! with 403 and recorded as `access.denied`.
 //!
 //! Recording is bounded, so that refusals cannot flood the event log: one event a minute for each agent and code, and
-//! [`MAX_RECORDED`] a minute for a workspace.
+//! [`MAX_RECORDED`] a minute for a workspace. Denied invocations (`action.denied`) have a bound of their own.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -25,6 +25,8 @@ use crate::{EngineError, EngineResult, core::Core, error::Denial};
 
 /// Events about refusals of one workspace in a minute, for each gateway.
 const MAX_RECORDED: usize = 60;
+/// Denied invocations of one agent that are recorded in a minute.
+const MAX_DENIALS: usize = 10;
 const WINDOW: Duration = Duration::from_secs(60);
 /// Workspaces with refusals in the last minute; of others, the least used are forgotten.
 const MAX_WORKSPACES: u64 = 10_000;
@@ -101,6 +103,15 @@ impl Core {
 struct RefusalWindow {
     began: Instant,
     recorded: HashSet<(AgentId, Refusal)>,
+    /// Denied invocations of each agent, and of all.
+    denials: HashMap<AgentId, usize>,
+    all_denials: usize,
+}
+
+impl RefusalWindow {
+    fn begin() -> Self {
+        Self { began: Instant::now(), recorded: HashSet::new(), denials: HashMap::new(), all_denials: 0 }
+    }
 }
 
 /// Refusals that were recorded within the last minute.
@@ -118,19 +129,49 @@ impl Default for RefusalLog {
 impl RefusalLog {
     /// Returns whether a refusal is to be recorded, and counts it as recorded.
     fn is_due(&self, workspace: WorkspaceId, agent: AgentId, refusal: Refusal) -> bool {
-        let fresh = || Arc::new(Mutex::new(RefusalWindow { began: Instant::now(), recorded: HashSet::new() }));
-        let window = self.windows.get_with(workspace, fresh);
+        self.with_window(workspace, |window| {
+            window.recorded.len() < MAX_RECORDED && window.recorded.insert((agent, refusal))
+        })
+    }
+
+    /// Returns whether a denied invocation is to be recorded, and counts it as recorded.
+    pub(crate) fn is_denial_due(&self, workspace: WorkspaceId, agent: AgentId) -> bool {
+        self.with_window(workspace, |window| {
+            let of_agent = window.denials.get(&agent).copied().unwrap_or(0);
+            let is_due = of_agent < MAX_DENIALS && window.all_denials < MAX_RECORDED;
+            if is_due {
+                window.denials.insert(agent, of_agent + 1);
+                window.all_denials += 1;
+            }
+            is_due
+        })
+    }
+
+    fn with_window<R>(&self, workspace: WorkspaceId, decide: impl FnOnce(&mut RefusalWindow) -> R) -> R {
+        let window = self.windows.get_with(workspace, || Arc::new(Mutex::new(RefusalWindow::begin())));
         let mut window = window.lock().unwrap_or_else(PoisonError::into_inner);
         if window.began.elapsed() >= WINDOW {
-            *window = RefusalWindow { began: Instant::now(), recorded: HashSet::new() };
+            *window = RefusalWindow::begin();
         }
-        window.recorded.len() < MAX_RECORDED && window.recorded.insert((agent, refusal))
+        decide(&mut window)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn denied_invocations_are_recorded_ten_times_a_minute_and_sixty_in_all() {
+        let log = RefusalLog::default();
+        let workspace = WorkspaceId::new(1);
+        let recorded = |agent| (0..100).filter(|_| log.is_denial_due(workspace, AgentId::new(agent))).count();
+        assert_eq!(recorded(1), MAX_DENIALS);
+        assert_eq!((2..20).map(recorded).sum::<usize>(), MAX_RECORDED - MAX_DENIALS);
+        assert!(log.is_due(workspace, AgentId::new(1), Refusal::Spawn), "other refusals are counted apart");
+        tokio::time::advance(WINDOW).await;
+        assert_eq!(recorded(1), MAX_DENIALS);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn refusals_are_recorded_once_a_minute_and_sixty_in_all() {

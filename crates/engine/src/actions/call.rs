@@ -73,7 +73,7 @@ pub struct InvocationReceipt {
     pub id: InvocationId,
     pub action_name: String,
     pub handler_agent_id: Option<AgentId>,
-    /// The node that handles it, if a certain node must.
+    /// The node that handles it: the one that must, otherwise the one that it was placed on.
     pub handler_node_id: Option<NodeId>,
     pub dispatched_node_id: Option<NodeId>,
     pub input: Value,
@@ -170,12 +170,13 @@ impl Actions {
         id: InvocationId,
         call: InvocationRequest,
     ) -> EngineResult<InvocationReceipt> {
-        let (handler_agent_id, handler_node_id) = match &call.handler {
-            Handler::Agent(agent) => (Some(*agent), None),
-            Handler::Node { target, .. } => (None, target.clone()),
-        };
+        let handler = call.handler.clone();
         let (action_name, input) = (call.action_name.clone(), call.input.clone());
         let made = self.place_invocation(scope, id, call).await?;
+        let (handler_agent_id, handler_node_id) = match handler {
+            Handler::Agent(agent) => (Some(agent), None),
+            Handler::Node { target, .. } => (None, target.or_else(|| made.node_id.clone())),
+        };
         Ok(InvocationReceipt {
             id: made.id,
             action_name,
@@ -254,7 +255,7 @@ impl Actions {
         })
     }
 
-    /// Checks that an agent may invoke an action. A denial is recorded for the agent and for observers.
+    /// Checks that an agent may invoke an action. A denial is recorded for the agent and for observers, up to a bound.
     pub(super) async fn check_caller(
         &self,
         scope: WorkspaceScope,
@@ -263,9 +264,11 @@ impl Actions {
     ) -> EngineResult<()> {
         match caller {
             Some(caller) if !may_invoke(action, caller) => {
-                let denied =
-                    self.core.store.record_denial(scope, &action.name, caller.agent_id, &caller.name, self.core.now());
-                self.core.announce(denied.await?);
+                if self.core.refusals.is_denial_due(scope.workspace_id(), caller.agent_id) {
+                    let (store, now) = (&self.core.store, self.core.now());
+                    let denied = store.record_denial(scope, &action.name, caller.agent_id, &caller.name, now);
+                    self.core.announce(denied.await?);
+                }
                 Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())))
             }
             None if action.available_to.is_some() => {

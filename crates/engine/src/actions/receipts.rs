@@ -46,7 +46,9 @@ impl Actions {
             id,
             action_name: row.action_name,
             handler_agent_id: row.handler_agent_id,
-            handler_node_id: row.target_node_id,
+            handler_node_id: row
+                .target_node_id
+                .or_else(|| row.node_id.clone().filter(|_| row.handler_agent_id.is_none())),
             dispatched_node_id: row.node_id,
             input: row.input,
             status: row.status,

@@ -227,8 +227,13 @@ impl Actions {
         deletes: bool,
     ) -> EngineResult<InvocationReceipt> {
         if deletes {
-            let condition =
-                DeleteCondition { agent: Some(agent.id), token, orphans_mailbox: true, ..DeleteCondition::default() };
+            let condition = DeleteCondition {
+                agent: Some(agent.id),
+                token,
+                is_release: true,
+                orphans_mailbox: true,
+                ..DeleteCondition::default()
+            };
             match self.agents.delete_if(scope, &agent.name, &condition).await {
                 Err(EngineError::NotFound(Missing::Agent(_))) if condition.token.is_some() => {
                     return Err(EngineError::Conflict(Conflict::ReleaseGeneration));

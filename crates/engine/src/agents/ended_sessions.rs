@@ -39,6 +39,7 @@ async fn settle_releases(engine: &Engine) -> EngineResult<TickOutcome> {
             let condition = DeleteCondition {
                 agent: Some(release.agent),
                 has_ended: true,
+                is_release: true,
                 unbound_since: release.completed_at,
                 orphans_mailbox: true,
                 ..DeleteCondition::default()

@@ -7,7 +7,7 @@ use relay_domain::{
         rights::{Operation, RightChanges},
         token::{ChangeOrigin, TokenKind},
     },
-    agents::{Agent, AgentKind, AgentStatus},
+    agents::{Agent, AgentKind, AgentStatus, DIRECT_MACHINE, address, direct_machine},
     events::kind,
     mailboxes::{Delivery, dead_letter::DeadLetterReason},
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
@@ -43,6 +43,8 @@ pub struct RegisterAgent {
     pub capabilities: Option<Value>,
     pub skills: Option<Value>,
     pub joins_general: bool,
+    /// Prefix of the machine of its own node.
+    pub direct_machine_prefix: Option<String>,
 }
 
 #[derive(Debug)]
@@ -51,6 +53,8 @@ pub struct RegisteredAgent {
     /// Shown this once.
     pub token: String,
     pub created_at: DateTime<Utc>,
+    /// Its name and the machine that it is on.
+    pub address: String,
     /// True if an earlier request with the same key created the agent.
     pub replayed: bool,
 }
@@ -85,6 +89,8 @@ impl Agents {
         check_json("skills", request.skills.as_ref())?;
         let token = self.tokens.fresh(TokenKind::Agent)?;
         let agent_id = AgentId::new(self.core.next_id());
+        let machine = request.direct_machine_prefix.as_deref().map(|prefix| direct_machine(prefix, agent_id));
+        let machine = machine.transpose()?;
         let at = self.core.now();
         let new = NewAgent {
             agent_id,
@@ -95,6 +101,7 @@ impl Agents {
             capabilities: request.capabilities.as_ref(),
             skills: request.skills.as_ref(),
             token: token.hash,
+            direct_machine: machine.as_deref(),
             at,
             joins: request.joins_general.then_some(names::GENERAL_CHANNEL),
             quota: self.quotas.limit(scope, Quota::Agents).await?,
@@ -113,7 +120,8 @@ impl Agents {
                     self.core.hints.members_changed(scope, channel_id);
                     self.core.announce(recorded);
                 }
-                Ok(RegisteredAgent { agent_id, token: token.text, created_at: at, replayed: false })
+                let address = address(&request.name, machine.as_deref().unwrap_or(DIRECT_MACHINE));
+                Ok(RegisteredAgent { agent_id, token: token.text, created_at: at, address, replayed: false })
             }
         }
     }
@@ -148,7 +156,8 @@ impl Agents {
                 self.core.announce(recorded);
                 replaced_tokens.into_iter().for_each(|hash| self.tokens.revoke(hash));
                 self.seen.forget(scope, agent_id);
-                Ok(RegisteredAgent { agent_id, token: token.text, created_at, replayed })
+                let address = self.by_id(scope, agent_id).await.map_err(EngineError::after_commit)?.address();
+                Ok(RegisteredAgent { agent_id, token: token.text, created_at, address, replayed })
             }
             RespawnOutcome::KeyReused => Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
             RespawnOutcome::Hosted | RespawnOutcome::NotFound => {
@@ -198,9 +207,10 @@ impl Agents {
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(agent.to_string())))
     }
 
-    /// Returns the agent's oldest unsettled deliveries, at most [`MAX_PENDING`].
+    /// Returns the agent's oldest unsettled deliveries without texts, at most [`MAX_PENDING`].
     pub async fn pending_deliveries(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Delivery>> {
-        Ok(self.core.store.deliveries(scope, agent, None, MAX_PENDING).await?)
+        let pending = self.core.store.deliveries(scope, agent, None, MAX_PENDING).await?;
+        Ok(pending.into_iter().map(|(delivery, _)| delivery).collect())
     }
 
     /// Changes an agent.

@@ -1,7 +1,7 @@
 //! Session events: reports of agents' sessions, and their effect on the agents' status.
 
 use relay_domain::{
-    SessionEventId, WorkspaceScope,
+    JsonText, SessionEventId, WorkspaceScope,
     agents::{
         AgentStatus,
         session_event::{SessionEvent, StatusEffect, is_event_type, status_effect},
@@ -21,6 +21,7 @@ use crate::{
     access::{authentication::Credential, idempotency::ClientKey},
     agents::lifecycle::encoded_length,
     error::{Conflict, Denial, InvalidInput},
+    parts::Parts,
 };
 
 /// Default and maximum page size.
@@ -89,6 +90,7 @@ impl Agents {
             }
         };
         let event_type = request.event_type;
+        let payload = JsonText::from(payload);
         let event = SessionEvent { id, agent_id, event_type, payload, sequence, created_at };
         Ok(RecordedSessionEvent { event, replayed })
     }
@@ -116,10 +118,23 @@ impl Agents {
         agent: &str,
         event_type: Option<&str>,
         limit: i64,
-    ) -> EngineResult<Vec<SessionEvent>> {
-        let agent = self.visible(caller, agent).await?;
-        let filters = &caller.view().filters;
-        Ok(self.core.store.session_events(caller.scope(), agent.id, event_type, filters, limit).await?)
+    ) -> EngineResult<Parts<SessionEvent>> {
+        let (scope, store) = (caller.scope(), self.core.store.clone());
+        let agent = self.visible(caller, agent).await?.id;
+        let rows = store.session_events(scope, agent, event_type, &caller.view().filters, limit).await?;
+        let read = move |rows: Vec<SessionEvent>| {
+            let store = store.clone();
+            async move {
+                let sequences: Vec<i64> = rows.iter().map(|row| row.sequence).collect();
+                let mut payloads = store.session_event_payloads(scope, agent, &sequences).await?;
+                let with_payloads = rows.into_iter().filter_map(|row| {
+                    let payload = payloads.remove(&row.sequence)?;
+                    Some(SessionEvent { payload, ..row })
+                });
+                Ok(with_payloads.collect())
+            }
+        };
+        self.core.read_in_parts(scope, rows, read).await
     }
 }
 

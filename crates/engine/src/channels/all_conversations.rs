@@ -1,19 +1,18 @@
 //! Conversations for the workspace key, which takes part in none of them.
 
-use relay_domain::{ChannelId, messages::Message};
-use relay_store::MessagePage;
+use relay_domain::{ChannelId, MessageId, messages::Message};
 pub use relay_store::WorkspaceConversation;
+use relay_store::{LastMessage, MessagePage};
 
 use super::Channels;
-use crate::{EngineError, EngineResult, access::authentication::Credential, error::Missing};
+use crate::{EngineError, EngineResult, access::authentication::Credential, error::Missing, parts::Parts};
 
 /// Default and maximum page size.
 pub const ALL_CONVERSATIONS_PAGE: (i64, i64) = (500, 500);
 
 /// Page of a list with the cursor of the next one.
-#[derive(Debug)]
 pub struct Page<T> {
-    pub items: Vec<T>,
+    pub items: Parts<T>,
     /// `None` on the last page.
     pub next: Option<String>,
 }
@@ -34,19 +33,23 @@ impl Channels {
         if more {
             items.pop();
         }
-        let next = items.last().filter(|_| more).map(|last| format!("c{:x}", last.channel_id.get()));
+        let next = items.last().filter(|_| more).map(|(last, _)| format!("c{:x}", last.channel_id.get()));
         if matches!(caller, Credential::Observer(_)) {
             // A page may be shorter after this; the cursor continues behind the unfiltered page.
             // The lists have only participants and messages that pass the filters.
             let concerns_visible = |row: &WorkspaceConversation| {
                 view.filters.agent_ids.is_none() || !row.participants.is_empty() || row.last_message.is_some()
             };
-            items.retain(|row| view.sees_conversation(row.conversation_id.as_str()) && concerns_visible(row));
+            items.retain(|(row, _)| view.sees_conversation(row.conversation_id.as_str()) && concerns_visible(row));
         }
+        let items = self
+            .core
+            .read_texts(caller.scope(), items, |row| row.last_message.as_mut().map(LastMessage::text_slot))
+            .await?;
         Ok(Page { items, next })
     }
 
-    /// Lists the messages of any conversation, newest first.
+    /// Lists the messages of any conversation, newest first, and the `before` of the next page if there is one.
     ///
     /// # Errors
     /// When there is none of that id for the caller.
@@ -55,7 +58,7 @@ impl Channels {
         caller: &Credential,
         id: &str,
         page: MessagePage,
-    ) -> EngineResult<Vec<Message>> {
+    ) -> EngineResult<(Parts<Message>, Option<MessageId>)> {
         let (scope, view) = (caller.scope(), caller.view());
         let hidden = matches!(caller, Credential::Observer(_)) && !view.sees_conversation(id);
         if hidden || id.contains('\0') {
@@ -63,8 +66,16 @@ impl Channels {
         }
         let conversation =
             self.core.store.conversation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Conversation))?;
-        let listed = self.core.store.channel_messages(scope, conversation.channel_id, page, &view.filters).await?;
-        Ok(listed.into_iter().map(|listed| listed.message).collect())
+        // One more row shows whether there is a next page.
+        let with_next = MessagePage { limit: page.limit + 1, ..page };
+        let mut listed =
+            self.core.store.channel_messages(scope, conversation.channel_id, with_next, &view.filters).await?;
+        let more = listed.len() as i64 > page.limit;
+        if more {
+            listed.pop();
+        }
+        let next_before = listed.last().filter(|_| more).map(|(id, _)| *id);
+        Ok((self.core.read_messages(scope, listed).await?.map(|listed| listed.message), next_before))
     }
 }
 

@@ -10,7 +10,8 @@ use relay_domain::{
 };
 pub use relay_store::ListedConversation;
 use relay_store::{
-    ConversationRow, IdempotencyKey, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome, events::Event,
+    ConversationRow, IdempotencyKey, JoinOutcome, LastMessage, MemberKey, MessagePage, NewConversation, OpenOutcome,
+    events::Event,
 };
 use relay_wire::{
     channels::conversation::{CreateGroupBody, Group, Participant, StoredGroup},
@@ -26,6 +27,7 @@ use crate::{
         idempotency::{ClientKey, Replay},
     },
     error::{Conflict, Denial, Missing},
+    parts::Parts,
 };
 
 /// Conversation as a send needs it.
@@ -112,8 +114,9 @@ impl Channels {
     }
 
     /// Lists at most `limit` of the caller's conversations, most recently active first.
-    pub async fn conversations(&self, caller: &AgentCaller, limit: i64) -> EngineResult<Vec<ListedConversation>> {
-        Ok(self.core.store.conversations(caller.scope, caller.agent_id, limit).await?)
+    pub async fn conversations(&self, caller: &AgentCaller, limit: i64) -> EngineResult<Parts<ListedConversation>> {
+        let rows = self.core.store.conversations(caller.scope, caller.agent_id, limit).await?;
+        self.core.read_texts(caller.scope, rows, |row| row.last_message.as_mut().map(LastMessage::text_slot)).await
     }
 
     /// Lists the messages of a conversation that the caller takes part in, newest first.
@@ -125,11 +128,11 @@ impl Channels {
         caller: &AgentCaller,
         id: &str,
         page: MessagePage,
-    ) -> EngineResult<Vec<Message>> {
+    ) -> EngineResult<Parts<Message>> {
         let conversation = self.own_conversation(caller, id).await?;
         let all = ObserverFilters::default();
-        let messages = self.core.store.channel_messages(caller.scope, conversation.channel_id, page, &all).await?;
-        Ok(messages.into_iter().map(|listed| listed.message).collect())
+        let listed = self.core.store.channel_messages(caller.scope, conversation.channel_id, page, &all).await?;
+        Ok(self.core.read_messages(caller.scope, listed).await?.map(|listed| listed.message))
     }
 
     /// Creates a group, or finds the one that an earlier request with this key created.

@@ -3,8 +3,9 @@
 use relay_domain::{
     AgentId, ChannelId, WorkspaceScope,
     access::rights::Operation,
+    agents::Agent,
     events::kind,
-    names::{self, MAX_TOPIC_BYTES, check_json_length, check_length, is_channel_name, strip_hash},
+    names::{self, MAX_TOPIC_BYTES, check_json_length, check_length, is_channel_name, only_recipient, strip_hash},
     workspaces::plan::Quota,
 };
 use relay_store::{ChannelCreation, ChannelUpdate, JoinOutcome, MemberKey, NewChannel, events::Event};
@@ -31,7 +32,7 @@ impl Channels {
     /// When the name is no channel name or taken, or a field is out of bounds.
     pub async fn create(&self, caller: &Credential, request: CreateChannelBody) -> EngineResult<ChannelRow> {
         let name = strip_hash(&request.name);
-        if !is_channel_name(name) {
+        if !is_channel_name(name) || only_recipient(name).is_some() {
             return Err(EngineError::Invalid(InvalidInput::ChannelName));
         }
         check_topic(request.topic.as_deref())?;
@@ -60,6 +61,46 @@ impl Channels {
             archived_at: None,
             member_count: i64::from(created_by.is_some()),
         })
+    }
+
+    /// Returns the channel whose only recipient is an agent, and whether this call created it. Everything posted there, by
+    /// agents, webhooks and triggers, reaches this agent and no other.
+    ///
+    /// # Errors
+    /// When there is no such agent, another agent asks, or the channel is archived.
+    pub async fn of_recipient(&self, caller: &Credential, agent: &str) -> EngineResult<(ChannelRow, Agent, bool)> {
+        let scope = caller.scope();
+        let agent = self.agents.by_name(scope, agent).await?;
+        if caller.agent_id().is_some_and(|caller| caller != agent.id) {
+            return Err(EngineError::Forbidden(Denial::OnlyRecipient));
+        }
+        let name = names::subscription_channel(agent.id);
+        let is_new = match self.core.store.channel_by_name(scope, &name).await? {
+            Some(_) => false,
+            None => self.create_for_recipient(scope, agent.id, &name).await?,
+        };
+        let channel = self.open_channel(scope, &name).await?;
+        // It may have left since.
+        self.add_member(scope, &channel, agent.id, &agent.name).await?;
+        Ok((self.open_channel(scope, &name).await?, agent, is_new))
+    }
+
+    /// Creates a channel that belongs to its only recipient. `false` if another call did.
+    async fn create_for_recipient(&self, scope: WorkspaceScope, agent: AgentId, name: &str) -> EngineResult<bool> {
+        let (channel_id, at) = (ChannelId::new(self.core.next_id()), self.core.now());
+        let metadata = Value::Object(serde_json::Map::new());
+        let quota = self.quotas.limit(scope, Quota::Channels).await?;
+        let new = NewChannel { channel_id, name, topic: None, metadata: &metadata, created_by: Some(agent), at, quota };
+        let mut event = channel_event(kind::CHANNEL_CREATED, channel_id, name, None);
+        event.agent_id = Some(agent);
+        match self.core.store.create_channel(scope, &new, event).await? {
+            ChannelCreation::Created(recorded) => {
+                self.core.announce(recorded);
+                Ok(true)
+            }
+            ChannelCreation::NameTaken => Ok(false),
+            ChannelCreation::QuotaReached => Err(EngineError::LimitExceeded(Limit::Quota(Quota::Channels))),
+        }
     }
 
     /// Lists the channels of a workspace that the caller may see, oldest first, at most [`names::MAX_LISTED_CHANNELS`].
@@ -246,6 +287,9 @@ impl Channels {
         agent: AgentId,
         agent_name: &str,
     ) -> EngineResult<bool> {
+        if only_recipient(&channel.name).is_some_and(|recipient| recipient != agent) {
+            return Err(EngineError::Forbidden(Denial::OnlyRecipient));
+        }
         let event = member_event(kind::MEMBER_JOINED, channel, agent, agent_name);
         let member = MemberKey { channel: channel.channel_id, agent };
         match self.core.store.join_channel(scope, member, self.core.now(), event).await? {

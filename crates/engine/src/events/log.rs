@@ -1,6 +1,7 @@
 //! Event log of a workspace, read in order.
 
 use relay_domain::{WorkspaceScope, observers::ObserverView};
+use relay_tasks::byte_budget::ByteLease;
 use relay_wire::events::observer_frame;
 
 use super::{Events, LogEvent, announce::message_events};
@@ -11,14 +12,19 @@ use crate::EngineResult;
 const MAX_SCANNED: i64 = 2000;
 const SCAN_STEP: i64 = 500;
 pub const MAX_EVENTS_PAGE: i64 = 500;
-const RECORD_BATCH: usize = 100;
 /// A page ends once its events have this many bytes.
-const MAX_PAGE_BYTES: usize = 4 * 1024 * 1024;
+const MAX_PAGE_BYTES: usize = 1024 * 1024;
+/// Bound of the messages of one read of events; a larger one is read alone.
+const MESSAGE_BYTES: usize = 1024 * 1024;
+/// Memory of a page and of the read that completes it.
+pub(super) const PAGE_MEMORY: usize = MAX_PAGE_BYTES + MESSAGE_BYTES;
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct EventPage {
     /// Visible events, oldest first.
     pub events: Vec<LogEvent>,
+    /// Memory that the events take until they are sent.
+    pub memory: ByteLease,
     /// Number of the newest event of the workspace, visible or not.
     pub latest_seq: i64,
     /// Cursor of the next page: the number of the last scanned event.
@@ -36,7 +42,8 @@ impl Events {
     ) -> EngineResult<EventPage> {
         self.core.watch_events(&[scope]).await?;
         let (_, next_seq) = self.core.store.event_range(scope).await?;
-        let mut page = EventPage { events: Vec::new(), latest_seq: next_seq - 1, next_since: since };
+        let memory = self.core.reserve_answer(scope, PAGE_MEMORY).await?;
+        let mut page = EventPage { events: Vec::new(), memory, latest_seq: next_seq - 1, next_since: since };
         let (mut scanned, mut bytes) = (0, 0);
         while scanned < MAX_SCANNED {
             let events = self.events_after(scope, page.next_since, SCAN_STEP).await?;
@@ -51,6 +58,7 @@ impl Events {
                     page.events.push(event);
                     if i64::try_from(page.events.len()).is_ok_and(|found| found >= limit) || bytes >= MAX_PAGE_BYTES {
                         page.latest_seq = page.latest_seq.max(page.next_since);
+                        page.memory.shrink_to(bytes);
                         return Ok(page);
                     }
                 }
@@ -60,27 +68,30 @@ impl Events {
         if scanned > 0 {
             page.latest_seq = page.latest_seq.max(page.next_since);
         }
+        page.memory.shrink_to(bytes);
         Ok(page)
     }
 
-    /// Reads the next events above `since`, about `events` of them, with their frames.
+    /// Reads the next events above `since`, about `events` of them, with their frames: fewer if their messages are large.
     pub(super) async fn events_after(
         &self,
         scope: WorkspaceScope,
         since: i64,
         events: i64,
     ) -> EngineResult<Vec<LogEvent>> {
+        let store = &self.core.store;
+        let records = store.events_since(scope, since, events).await?;
+        let mut wanted = message_events(&records, |seq, _| seq > since);
+        let fitting = store.count_fitting_messages(scope, &wanted, MESSAGE_BYTES).await?;
+        let end = wanted.get(fitting).map_or(i64::MAX, |(seq, _)| *seq);
+        wanted.truncate(fitting);
+        let messages = store.messages_of_events(scope, &wanted).await?;
         let mut found = Vec::new();
-        let mut records = self.core.store.events_since(scope, since, events).await?;
-        for some in records.chunks_mut(RECORD_BATCH) {
-            let messages =
-                self.core.store.messages_of_events(scope, &message_events(some, |seq, _| seq > since)).await?;
-            for record in some {
-                for (seq, event) in (record.first_seq..).zip(std::mem::take(&mut record.events)) {
-                    if seq > since {
-                        let frame = observer_frame::encode(&event, messages.get(&seq), record.created_at);
-                        found.push(LogEvent::new(seq, record.created_at, event, frame));
-                    }
+        for record in records {
+            for (seq, event) in (record.first_seq..).zip(record.events) {
+                if seq > since && seq < end {
+                    let frame = observer_frame::encode(&event, messages.get(&seq), record.created_at);
+                    found.push(LogEvent::new(seq, record.created_at, event, frame));
                 }
             }
         }

@@ -4,17 +4,20 @@ use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
 use relay_domain::WorkspaceScope;
+use relay_tasks::byte_budget::ByteLease;
 use serde_json::value::RawValue;
 use tokio::sync::broadcast::{
     self,
     error::{RecvError, TryRecvError},
 };
 
-use super::{Events, LogEvent, feed::Feed};
+use super::{Events, LogEvent, feed::Feed, log::PAGE_MEMORY};
 use crate::{EngineError, EngineResult, error::Missing};
 
 /// Events of one read while an observer catches up.
 const CATCH_UP_PAGE: i64 = 200;
+/// Memory of a large event while it is read and written.
+const LARGE_EVENT_BYTES: usize = 2 * 1024 * 1024;
 
 /// Next item of an observer's stream.
 #[derive(Debug, Clone)]
@@ -37,6 +40,8 @@ pub struct EventStream {
     /// Events below this number come from the log, not from the feed.
     live_from: i64,
     backlog: VecDeque<Arc<LogEvent>>,
+    /// Memory of a backlog that was read from the log, until its last event was written.
+    memory: Option<ByteLease>,
     resync: Option<StreamItem>,
 }
 
@@ -54,14 +59,50 @@ impl Events {
                 resync = Some(StreamItem::Resync { oldest_seq, latest_seq: next_seq - 1 });
             }
         }
-        Ok(EventStream { events: self.clone(), feed, receiver, next, live_from, backlog: VecDeque::new(), resync })
+        Ok(EventStream {
+            events: self.clone(),
+            feed,
+            receiver,
+            next,
+            live_from,
+            backlog: VecDeque::new(),
+            memory: None,
+            resync,
+        })
     }
 
-    /// Reads the events above `since` and below `before`, for an observer that repeats a request.
-    pub async fn between(&self, scope: WorkspaceScope, since: i64, before: i64) -> EngineResult<Vec<LogEvent>> {
-        let mut events = self.events_after(scope, since, CATCH_UP_PAGE.min(before - since - 1)).await?;
+    /// Reads events above `since` and below `before`, for an observer that repeats a request, and the memory that they take
+    /// until they are written.
+    pub async fn between(
+        &self,
+        scope: WorkspaceScope,
+        since: i64,
+        before: i64,
+    ) -> EngineResult<(Vec<LogEvent>, ByteLease)> {
+        let (mut events, memory) = self.read_held(scope, since, CATCH_UP_PAGE.min(before - since - 1)).await?;
         events.retain(|event| event.seq < before);
-        Ok(events)
+        Ok((events, memory))
+    }
+
+    /// Reads the next events above `since` and holds the memory that they take.
+    async fn read_held(
+        &self,
+        scope: WorkspaceScope,
+        since: i64,
+        events: i64,
+    ) -> EngineResult<(Vec<LogEvent>, ByteLease)> {
+        let mut memory = self.core.reserve_answer(scope, PAGE_MEMORY).await?;
+        let events = self.events_after(scope, since, events).await?;
+        memory.shrink_to(events.iter().filter_map(LogEvent::payload).map(|payload| payload.get().len()).sum());
+        Ok((events, memory))
+    }
+
+    /// Waits for the memory of an event that is too large to be kept, until it is written. `None` for others.
+    pub async fn reserve_large(&self, scope: WorkspaceScope, event: &LogEvent) -> EngineResult<Option<ByteLease>> {
+        if event.payload.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(self.core.reserve_answer(scope, LARGE_EVENT_BYTES).await?))
     }
 
     /// Returns the frame of an event without its number.
@@ -116,6 +157,7 @@ impl EventStream {
                     return Ok(StreamItem::Event(event));
                 }
             }
+            self.memory = None;
             if self.next < self.live_from {
                 self.catch_up().await?;
                 continue;
@@ -133,7 +175,8 @@ impl EventStream {
 
     /// Returns the next item if it is in memory.
     pub fn try_next(&mut self) -> Option<StreamItem> {
-        if self.resync.is_some() || !self.backlog.is_empty() || self.next < self.live_from {
+        let is_behind = self.next < self.live_from || self.memory.is_some();
+        if self.resync.is_some() || !self.backlog.is_empty() || is_behind {
             return None;
         }
         match self.receiver.try_recv() {
@@ -153,11 +196,12 @@ impl EventStream {
     }
 
     async fn catch_up(&mut self) -> EngineResult<()> {
-        let events = self.events.events_after(self.feed.scope, self.next - 1, CATCH_UP_PAGE).await?;
+        let (events, memory) = self.events.read_held(self.feed.scope, self.next - 1, CATCH_UP_PAGE).await?;
         if events.is_empty() {
             // Retention has dropped the missing events.
             self.next = self.next.max(self.live_from);
         }
+        self.memory = Some(memory);
         self.backlog.extend(events.into_iter().map(Arc::new));
         if self.receiver.len() as u64 > CATCH_UP_PAGE.unsigned_abs() {
             // The feed must not disconnect an observer for events that it reads from Postgres anyway.

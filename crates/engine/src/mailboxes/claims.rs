@@ -7,8 +7,8 @@ use relay_store::mailboxes::claims::{ClaimLease, ClaimOutcome};
 use relay_stream::Hint;
 use tokio::{sync::broadcast, time::Instant};
 
-use super::Mailboxes;
-use crate::{EngineError, EngineResult, access::authentication::AgentCaller, error::Conflict};
+use super::{Mailboxes, deliveries::text_slot};
+use crate::{EngineError, EngineResult, access::authentication::AgentCaller, error::Conflict, parts::Parts};
 
 /// Default and maximum number of deliveries per claim.
 pub const CLAIM_LIMIT: (i64, i64) = (10, 200);
@@ -39,7 +39,7 @@ impl Mailboxes {
         limit: i64,
         lease: Duration,
         wait: Duration,
-    ) -> EngineResult<Vec<ClaimedDelivery>> {
+    ) -> EngineResult<Parts<ClaimedDelivery>> {
         if !LEASE_RANGE.contains(&lease) {
             return Err(EngineError::invalid_request("lease_ms must be 1000 to 43200000"));
         }
@@ -58,7 +58,7 @@ impl Mailboxes {
                 ClaimOutcome::Empty { next_at } => next_at,
             };
             if Instant::now() >= until {
-                return Ok(Vec::new());
+                return self.load_claimed(caller, &[]).await;
             }
             let back = next.map(|at| (at - self.core.now()).to_std().unwrap_or_default() + Duration::from_millis(5));
             let pause = back.unwrap_or(POLL_EVERY).min(POLL_EVERY);
@@ -67,16 +67,16 @@ impl Mailboxes {
         }
     }
 
-    async fn load_claimed(&self, caller: &AgentCaller, claimed: &[ClaimLease]) -> EngineResult<Vec<ClaimedDelivery>> {
+    async fn load_claimed(&self, caller: &AgentCaller, claimed: &[ClaimLease]) -> EngineResult<Parts<ClaimedDelivery>> {
         let seqs: Vec<i64> = claimed.iter().map(|one| one.seq).collect();
         let deliveries = self.core.store.deliveries_at(caller.scope, caller.agent_id, &seqs).await?;
         let own = |seq| claimed.iter().find(|one| one.seq == seq).copied();
         let claimed: Vec<_> = deliveries
             .into_iter()
-            .filter_map(|delivery| Some(ClaimedDelivery { claim: own(delivery.seq)?, delivery }))
+            .filter_map(|(delivery, bytes)| Some((ClaimedDelivery { claim: own(delivery.seq)?, delivery }, bytes)))
             .collect();
         metrics::counter!(metric_names::DELIVERIES_CLAIMED).increment(claimed.len() as u64);
-        Ok(claimed)
+        self.core.read_texts(caller.scope, claimed, |claimed| text_slot(&mut claimed.delivery)).await
     }
 }
 

@@ -15,7 +15,7 @@ use relay_wire::{
 };
 
 use super::Mailboxes;
-use crate::{EngineError, EngineResult, access::authentication::AgentCaller, error::Missing};
+use crate::{EngineError, EngineResult, access::authentication::AgentCaller, error::Missing, parts::Parts};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (100, 200);
@@ -31,8 +31,9 @@ impl Mailboxes {
         caller: &AgentCaller,
         state: Option<DeliveryState>,
         limit: i64,
-    ) -> EngineResult<Vec<Delivery>> {
-        Ok(self.core.store.deliveries(caller.scope, caller.agent_id, state, limit).await?)
+    ) -> EngineResult<Parts<Delivery>> {
+        let rows = self.core.store.deliveries(caller.scope, caller.agent_id, state, limit).await?;
+        self.core.read_texts(caller.scope, rows, text_slot).await
     }
 
     /// Lists the attempts of one of the caller's deliveries, oldest first.
@@ -165,4 +166,10 @@ fn check_report(report: &DeliveryReport) -> EngineResult<()> {
     };
     check_length(field, text.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
     Ok(())
+}
+
+/// Returns the message of a delivery and the place of its text, which is read apart from the list.
+pub(super) fn text_slot(delivery: &mut Delivery) -> Option<(MessageId, &mut String)> {
+    let message = delivery.message.as_mut()?;
+    Some((MessageId::new(delivery.id.source), &mut message.text))
 }

@@ -73,7 +73,7 @@ impl Mailboxes {
                 .increment(letters.len() as u64);
         }
         let mailboxes = dead.chunk_by(|a, b| (a.scope, a.delivery_id.agent) == (b.scope, b.delivery_id.agent));
-        self.core.hints.mailboxes_changed(mailboxes.map(|rows| (rows[0].scope, rows[0].delivery_id.agent)));
+        self.core.mailboxes_settled(mailboxes.map(|rows| (rows[0].scope, rows[0].delivery_id.agent)).collect());
         let mut by_sender: HashMap<_, Vec<_>> = HashMap::new();
         for letter in dead {
             if let Some(sender) = letter.sender {

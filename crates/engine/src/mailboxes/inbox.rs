@@ -2,6 +2,9 @@
 
 pub use relay_store::mailboxes::inbox::{Mention, ReceivedReaction, UnreadChannel};
 
+use relay_domain::{MessageId, WorkspaceScope};
+use relay_tasks::byte_budget::ByteLease;
+
 use super::Mailboxes;
 use crate::{EngineResult, access::authentication::AgentCaller};
 
@@ -9,6 +12,11 @@ use crate::{EngineResult, access::authentication::AgentCaller};
 pub const INBOX_PAGE: (i64, i64) = (100, 500);
 /// Bound of the mentions and reactions.
 const MAX_SHOWN: i64 = 20;
+/// Bound of the texts that an inbox shows as a whole, those of mentions first. Of others it shows the beginning.
+const WHOLE_TEXTS: usize = 1024 * 1024;
+/// Characters of a beginning, of up to four bytes each.
+const BEGINNING_CHARS: i32 = 1000;
+const BEGINNING_BYTES: usize = 4000;
 
 /// Changes only by reading messages and acknowledging deliveries.
 #[derive(Debug)]
@@ -21,6 +29,8 @@ pub struct Inbox {
     pub mentions: Vec<Mention>,
     /// Reactions of others to the agent's messages, newest first.
     pub reactions: Vec<ReceivedReaction>,
+    /// Memory that the texts take until they are sent.
+    pub memory: ByteLease,
 }
 
 impl Mailboxes {
@@ -30,7 +40,7 @@ impl Mailboxes {
         let places = self.core.store.unread_channels(scope, agent).await?;
         let pointers: Vec<(i64, i64)> = places.iter().map(|place| (place.channel_id, place.read_id)).collect();
         let shown = MAX_SHOWN.min(limit);
-        let mentions = self.core.store.unread_mentions(scope, (agent, &caller.name), &pointers, shown).await?;
+        let mut mentions = self.core.store.unread_mentions(scope, (agent, &caller.name), &pointers, shown).await?;
         let reactions = self.core.store.received_reactions(scope, agent, shown).await?;
         let unread = places.into_iter().filter(|place| place.unread_count > 0);
         let (mut channels, mut conversations): (Vec<_>, Vec<_>) =
@@ -38,6 +48,71 @@ impl Mailboxes {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         channels.truncate(limit);
         conversations.truncate(limit);
-        Ok(Inbox { channels, conversations, mentions, reactions })
+        let memory = self.read_inbox_texts(scope, &mut mentions, &mut conversations).await?;
+        Ok(Inbox { channels, conversations, mentions, reactions, memory })
+    }
+
+    async fn read_inbox_texts(
+        &self,
+        scope: WorkspaceScope,
+        mentions: &mut [Mention],
+        conversations: &mut [UnreadChannel],
+    ) -> EngineResult<ByteLease> {
+        let newest = |row: &UnreadChannel| Some((MessageId::new(row.newest_id?), row.newest_bytes.unwrap_or(0)));
+        let sizes = mentions.iter().map(|row| (MessageId::new(row.message_id), row.text_bytes));
+        let texts = divide_texts(sizes.chain(conversations.iter().filter_map(newest)));
+        let memory = self.core.reserve_answer(scope, texts.bytes).await?;
+        let store = &self.core.store;
+        let mut found = store.beginnings_of_texts(scope, &texts.cut, BEGINNING_CHARS).await?;
+        found.extend(store.message_texts(scope, &texts.whole).await?);
+        for row in mentions {
+            row.text = found.get(&MessageId::new(row.message_id)).cloned().unwrap_or_default();
+        }
+        for row in conversations {
+            row.newest_text = row.newest_id.and_then(|id| found.remove(&MessageId::new(id))).unwrap_or_default();
+        }
+        Ok(memory)
+    }
+}
+
+/// Messages whose texts an inbox shows.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct InboxTexts {
+    whole: Vec<MessageId>,
+    /// Messages of which the beginning is shown.
+    cut: Vec<MessageId>,
+    /// Bytes of both.
+    bytes: usize,
+}
+
+/// Decides which texts an inbox shows as a whole, given their sizes.
+fn divide_texts(sizes: impl Iterator<Item = (MessageId, i32)>) -> InboxTexts {
+    let mut texts = InboxTexts::default();
+    let mut whole_bytes = 0;
+    for (id, bytes) in sizes {
+        let bytes = usize::try_from(bytes).unwrap_or(0);
+        if bytes <= BEGINNING_BYTES || whole_bytes + bytes <= WHOLE_TEXTS {
+            whole_bytes += bytes;
+            texts.bytes += bytes;
+            texts.whole.push(id);
+        } else {
+            texts.bytes += BEGINNING_BYTES;
+            texts.cut.push(id);
+        }
+    }
+    texts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_texts_beyond_the_bound_are_cut() {
+        let sizes = [600_000, 500_000, 400_000, 4000].into_iter().zip(1..).map(|(size, id)| (MessageId::new(id), size));
+        let texts = divide_texts(sizes);
+        assert_eq!(texts.whole, [1, 3, 4].map(MessageId::new));
+        assert_eq!(texts.cut, [MessageId::new(2)]);
+        assert_eq!(texts.bytes, 1_008_000);
     }
 }

@@ -40,8 +40,8 @@ impl Mailboxes {
     /// When there is no such message for this caller.
     pub async fn message_trace(&self, caller: &Credential, id: &str) -> EngineResult<MessageTrace> {
         let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
-        let message =
-            self.core.store.message(caller.scope(), id).await?.ok_or(EngineError::NotFound(Missing::Message))?.message;
+        let found = self.core.store.message_head(caller.scope(), id).await?;
+        let message = found.ok_or(EngineError::NotFound(Missing::Message))?;
         if !caller.view().sees_message(&message.facts()) {
             return Err(EngineError::NotFound(Missing::Message));
         }

@@ -1,6 +1,9 @@
 //! Addresses: the name of an agent and its location, as `name@machine`.
 
-use relay_domain::names::{MAX_AGENT_NAME_BYTES, MAX_NODE_NAME_BYTES, check_name};
+use relay_domain::{
+    agents::DIRECT_MACHINE,
+    names::{MAX_AGENT_NAME_BYTES, MAX_NODE_NAME_BYTES, check_name},
+};
 
 use super::Messages;
 use crate::{
@@ -10,8 +13,8 @@ use crate::{
     messages::posting::{Draft, PostedMessage, Target},
 };
 
-/// Machine of an agent's own node.
-const DIRECT: &str = "direct";
+/// Bound of the signs `@` in an address.
+const MAX_SIGNS: usize = 8;
 
 impl Messages {
     /// Sends a direct message to the agent of an address: `name@direct` for one on its own node, else the name of its
@@ -19,7 +22,8 @@ impl Messages {
     ///
     /// # Errors
     /// As for posting; [`InvalidInput::Address`], [`Missing::Address`],
-    /// [`InvalidInput::AmbiguousAddress`] when the machine names one node and the machine id of others.
+    /// [`InvalidInput::AmbiguousAddress`] when the machine names one node and the machine id of others, or when names
+    /// that contain `@` permit two readings.
     pub async fn send_to_address(
         &self,
         caller: &AgentCaller,
@@ -27,35 +31,55 @@ impl Messages {
         draft: Draft,
         key: Option<ClientKey>,
     ) -> EngineResult<PostedMessage> {
-        let (name, machine) = split_address(address).ok_or(EngineError::Invalid(InvalidInput::Address))?;
-        let target = Target::Agent(name.to_owned());
-        match self.check_location(caller, name, machine).await {
-            Ok(()) => self.post(caller, target, draft, key).await,
-            // A message sent under this key stays sent, even if its recipient has moved since.
-            Err(error) => self.find_repeated_post(&caller.into(), &target, key.as_ref()).await?.ok_or(error),
+        let readings = read_address(address);
+        if readings.is_empty() {
+            return Err(EngineError::Invalid(InvalidInput::Address));
         }
+        let error = match self.resolve_readings(caller, &readings).await {
+            Ok(name) => return self.post(caller, Target::Agent(name), draft, key).await,
+            Err(error) => error,
+        };
+        // A message sent under this key stays sent, even if its recipient has moved since.
+        for (name, _) in readings {
+            let target = Target::Agent(name.to_owned());
+            if let Some(sent) = self.find_repeated_post(&caller.into(), &target, key.as_ref()).await? {
+                return Ok(sent);
+            }
+        }
+        Err(error)
     }
 
-    async fn check_location(&self, caller: &AgentCaller, name: &str, machine: &str) -> EngineResult<()> {
-        let found = self.core.store.agent_location(caller.scope, name, machine).await?;
-        let found = found.ok_or(EngineError::NotFound(Missing::Address))?;
-        if machine == DIRECT && found.is_direct {
-            return Ok(());
+    /// Returns the name of the only agent that is where a reading of its address says.
+    async fn resolve_readings(&self, caller: &AgentCaller, readings: &[(&str, &str)]) -> EngineResult<String> {
+        let found = self.core.store.addressed_agents(caller.scope, readings).await?;
+        let (mut resolved, mut is_ambiguous) = (None, false);
+        for agent in found {
+            if agent.machine == DIRECT_MACHINE && agent.is_direct || agent.matches && !agent.is_ambiguous {
+                is_ambiguous |= resolved.replace(agent.name).is_some();
+            } else {
+                is_ambiguous |= agent.is_ambiguous;
+            }
         }
-        if found.is_ambiguous {
-            return Err(EngineError::Invalid(InvalidInput::AmbiguousAddress));
+        match resolved {
+            _ if is_ambiguous => Err(EngineError::Invalid(InvalidInput::AmbiguousAddress)),
+            Some(name) => Ok(name),
+            None => Err(EngineError::NotFound(Missing::Address)),
         }
-        if found.matches { Ok(()) } else { Err(EngineError::NotFound(Missing::Address)) }
     }
 }
 
-/// Splits an address into the agent's name and the machine. Names may contain an `@`; machines may not.
-fn split_address(address: &str) -> Option<(&str, &str)> {
+/// Returns the readings of an address as the name of an agent and a machine. Both may contain `@`, so each `@` may be the
+/// one between them.
+fn read_address(address: &str) -> Vec<(&str, &str)> {
     let address = address.strip_prefix('@').unwrap_or(address);
-    let (name, machine) = address.rsplit_once('@')?;
-    check_name("address", name, MAX_AGENT_NAME_BYTES).ok()?;
-    check_name("address", machine, MAX_NODE_NAME_BYTES).ok()?;
-    Some((name, machine))
+    let signs = address.match_indices('@').map(|(at, _)| at);
+    let readings = signs.take(MAX_SIGNS).map(|at| (&address[..at], &address[at + 1..]));
+    readings
+        .filter(|(name, machine)| {
+            check_name("address", name, MAX_AGENT_NAME_BYTES).is_ok()
+                && check_name("address", machine, MAX_NODE_NAME_BYTES).is_ok()
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -65,17 +89,19 @@ mod tests {
     #[test]
     fn an_address_is_a_name_and_a_place() {
         for (address, expected) in [
-            ("bob@direct", Some(("bob", "direct"))),
-            ("@bob@box-a", Some(("bob", "box-a"))),
-            ("bob@home@box-a", Some(("bob@home", "box-a"))),
-            ("bob", None),
-            ("@bob", None),
-            ("bob@", None),
-            ("@direct", None),
-            ("b\0b@direct", None),
-            ("", None),
+            ("bob@direct", vec![("bob", "direct")]),
+            ("@bob@box-a", vec![("bob", "box-a")]),
+            ("bob@home@box-a", vec![("bob", "home@box-a"), ("bob@home", "box-a")]),
+            ("bob", vec![]),
+            ("@bob", vec![]),
+            ("bob@", vec![]),
+            ("@direct", vec![]),
+            ("b\0b@direct", vec![]),
+            ("", vec![]),
         ] {
-            assert_eq!(split_address(address), expected, "{address:?}");
+            assert_eq!(read_address(address), expected, "{address:?}");
         }
+        assert_eq!(read_address(&"a@".repeat(1000)).len(), 0, "too long");
+        assert_eq!(read_address(&"a@".repeat(20)).len(), MAX_SIGNS);
     }
 }

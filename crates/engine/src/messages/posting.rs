@@ -13,7 +13,7 @@ use std::{collections::HashMap, iter, sync::Arc};
 use relay_domain::{
     AgentId, ConversationId, JsonText, MessageId, WorkspaceScope,
     access::rights::{Actor, Operation},
-    agents::AgentKind,
+    agents::{AgentKind, address},
     channels::{ChannelKind, direct_names},
     events::kind,
     files::MAX_ATTACHMENTS,
@@ -21,7 +21,7 @@ use relay_domain::{
         dead_letter::TTL_BOUNDS,
         delivery::{Mode, Reason},
     },
-    messages::{Message, extract_mentions},
+    messages::{Message, extract_mentions, with_from_address},
     names::{MAX_AGENT_NAME_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name, strip_hash},
 };
 use relay_store::{
@@ -270,7 +270,7 @@ impl Messages {
             Target::Agent(name) => (self.direct_audience(sender, name, source).await?, None),
             Target::Thread(parent) => {
                 let not_found = || EngineError::NotFound(Missing::Message);
-                let message = self.core.store.message(scope, *parent).await?.ok_or_else(not_found)?.message;
+                let message = self.core.store.message_head(scope, *parent).await?.ok_or_else(not_found)?;
                 let key = AudienceKey::Id(message.channel_id);
                 let audience = self.audiences.load(scope, key, source).await?.ok_or_else(not_found)?;
                 if audience.channel_kind.is_conversation() && !is_participant(&audience, sender) {
@@ -331,7 +331,7 @@ impl Messages {
             thread_id: thread,
             text: draft.text.clone(),
             blocks: draft.blocks.clone(),
-            metadata: draft.data.clone().unwrap_or_else(JsonText::empty_object),
+            metadata: stored_metadata(audience, sender, draft.data.as_ref()),
             attachments: attachments.clone(),
             mentions: mentioned,
             mode: draft.mode,
@@ -382,6 +382,16 @@ impl Messages {
         let each = full.iter().filter_map(|position| send.recipients.get(*position)).map(notice).collect();
         let (scope, agent) = (sender.scope, sender.agent_id);
         self.core.notify_senders(vec![AgentNotices { scope, agent, event: kind::DELIVERY_FAILED, each }]);
+    }
+}
+
+/// Returns the metadata to store: the client's, and in conversations the address of the author.
+fn stored_metadata(audience: &Audience, sender: &Sender, data: Option<&JsonText>) -> JsonText {
+    let data = data.cloned().unwrap_or_else(JsonText::empty_object);
+    let author = audience.members.iter().find(|member| member.agent_id == sender.agent_id);
+    match author.and_then(|author| author.machine.as_deref()) {
+        Some(machine) => with_from_address(&data, &address(&sender.name, machine)),
+        None => data,
     }
 }
 

@@ -5,10 +5,9 @@ pub use relay_domain::messages::ReactionCount;
 use relay_domain::{
     MessageId,
     events::kind,
-    messages::Message,
     names::{MAX_DISTINCT_EMOJI, MAX_EMOJI_BYTES, check_name},
 };
-use relay_store::{NewReaction, ReactionKey, ReactionOutcome, events::Event};
+use relay_store::{MessageHead, NewReaction, ReactionKey, ReactionOutcome, events::Event};
 use relay_wire::{events::data::MessageReacted, field::ToValue as _};
 
 use super::Messages;
@@ -38,8 +37,8 @@ impl Messages {
     /// [`MAX_DISTINCT_EMOJI`] others.
     pub async fn add_reaction(&self, caller: &AgentCaller, message: &str, emoji: &str) -> EngineResult<OwnReaction> {
         check_name("emoji", emoji, MAX_EMOJI_BYTES)?;
-        let message = self.visible(&Credential::Agent(caller.clone()), message).await?.message;
-        let key = ReactionKey { message: message.id, agent: caller.agent_id, emoji };
+        let message = self.visible_head(&Credential::Agent(caller.clone()), message).await?;
+        let key = ReactionKey { message: message.message_id, agent: caller.agent_id, emoji };
         let new = NewReaction { key, author: message.agent_id, id: self.core.next_id() };
         let event = reaction_event(&message, caller, emoji, "added");
         let reaction = match self.core.store.add_reaction(caller.scope, &new, self.core.now(), event).await? {
@@ -55,7 +54,12 @@ impl Messages {
             }
         };
         let emoji = emoji.to_owned();
-        Ok(OwnReaction { id: reaction.reaction_id, message_id: message.id, emoji, created_at: reaction.created_at })
+        Ok(OwnReaction {
+            id: reaction.reaction_id,
+            message_id: message.message_id,
+            emoji,
+            created_at: reaction.created_at,
+        })
     }
 
     /// Removes a reaction of the caller; idempotent.
@@ -63,9 +67,9 @@ impl Messages {
     /// # Errors
     /// When there is no such message for the caller.
     pub async fn remove_reaction(&self, caller: &AgentCaller, message: &str, emoji: &str) -> EngineResult<()> {
-        let message = self.visible(&Credential::Agent(caller.clone()), message).await?.message;
+        let message = self.visible_head(&Credential::Agent(caller.clone()), message).await?;
         let event = reaction_event(&message, caller, emoji, "removed");
-        let key = ReactionKey { message: message.id, agent: caller.agent_id, emoji };
+        let key = ReactionKey { message: message.message_id, agent: caller.agent_id, emoji };
         if let Some(recorded) = self.core.store.remove_reaction(caller.scope, key, self.core.now(), event).await? {
             self.core.announce(recorded);
         }
@@ -73,13 +77,13 @@ impl Messages {
     }
 
     /// Finds a message whose reactions the caller may see: an observer needs no scope for the message itself.
-    async fn message_for_reactions(&self, caller: &Credential, id: &str) -> EngineResult<Message> {
+    async fn message_for_reactions(&self, caller: &Credential, id: &str) -> EngineResult<MessageHead> {
         let Credential::Observer(observer) = caller else {
-            return Ok(self.visible(caller, id).await?.message);
+            return self.visible_head(caller, id).await;
         };
         let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
-        let message =
-            self.core.store.message(caller.scope(), id).await?.ok_or(EngineError::NotFound(Missing::Message))?.message;
+        let found = self.core.store.message_head(caller.scope(), id).await?;
+        let message = found.ok_or(EngineError::NotFound(Missing::Message))?;
         if observer.view.sees_message(&message.facts()) {
             Ok(message)
         } else {
@@ -93,15 +97,15 @@ impl Messages {
     /// When there is no such message for the caller.
     pub async fn reactions(&self, caller: &Credential, message: &str) -> EngineResult<Vec<ReactionCount>> {
         let message = self.message_for_reactions(caller, message).await?;
-        Ok(self.core.store.reactions(caller.scope(), message.id, MAX_NAMES).await?)
+        Ok(self.core.store.reactions(caller.scope(), message.message_id, MAX_NAMES).await?)
     }
 }
 
-fn reaction_event(message: &Message, caller: &AgentCaller, emoji: &str, action: &str) -> Event {
+fn reaction_event(message: &MessageHead, caller: &AgentCaller, emoji: &str, action: &str) -> Event {
     let in_channel = message.conversation_id.is_none();
     let channel_name = in_channel.then_some(message.channel_name.as_str());
     let data = MessageReacted {
-        message_id: message.id,
+        message_id: message.message_id,
         emoji,
         agent_name: &caller.name,
         agent_id: caller.agent_id,

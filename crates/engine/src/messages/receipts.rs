@@ -57,8 +57,8 @@ impl Messages {
     /// # Errors
     /// When there is no such message for the caller.
     pub async fn readers(&self, caller: &Credential, message: &str) -> EngineResult<Vec<ReaderRow>> {
-        let message = self.visible(caller, message).await?.message;
-        Ok(self.core.store.readers(caller.scope(), message.id).await?)
+        let message = self.visible_head(caller, message).await?;
+        Ok(self.core.store.readers(caller.scope(), message.message_id).await?)
     }
 
     /// Lists the read position of each member of a channel, in the order of joining.

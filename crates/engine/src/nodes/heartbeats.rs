@@ -9,7 +9,7 @@ use std::{
 use relay_domain::{ActionId, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{StoreError, nodes::heartbeats::Heartbeat};
 
-use super::Nodes;
+use super::{Nodes, roster::check_broker_name};
 use crate::Inner;
 
 /// Time that heartbeats gather before they are written together.
@@ -35,11 +35,13 @@ impl Heartbeats {
         }
     }
 
-    /// Returns those of the unwritten heartbeats whose content no later one repeats: clients send capabilities and limits
-    /// only when they change.
+    /// Returns those of the unwritten heartbeats whose content no later one repeats: clients send capabilities, limits and
+    /// names only when they change.
     fn restore(&self, beats: &[Heartbeat]) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        for beat in beats.iter().filter(|beat| beat.capabilities.is_some() || beat.max_agents.is_some()) {
+        let repeats_nothing =
+            |beat: &&Heartbeat| beat.capabilities.is_some() || beat.max_agents.is_some() || beat.node_name.is_some();
+        for beat in beats.iter().filter(repeats_nothing) {
             match waiting.entry(key_of(beat)) {
                 Entry::Occupied(mut later) => {
                     let merged = merge(beat.clone(), later.get().clone());
@@ -69,13 +71,15 @@ fn merge(earlier: Heartbeat, later: Heartbeat) -> Heartbeat {
         capabilities: later.capabilities.or(earlier.capabilities),
         max_agents: later.max_agents.or(earlier.max_agents),
         version: later.version.or(earlier.version),
+        node_name: later.node_name.or(earlier.node_name),
         ..later
     }
 }
 
 /// Writes heartbeats until the engine is dropped.
 pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
-    // Recorded changes of capabilities that placement does not use yet; the newest of each provider.
+    // Recorded changes of capabilities that placement does not use yet, and new names of nodes; the newest of each
+    // provider.
     let mut changed: HashMap<ProviderKey, Heartbeat> = HashMap::new();
     loop {
         tokio::time::sleep(HEARTBEATS_EVERY).await;
@@ -85,8 +89,11 @@ pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
         }
         let mut failed = HashMap::new();
         for (key, beat) in changed.drain() {
-            if let Err(error) = refresh_capabilities(&inner, &beat).await {
-                tracing::debug!(error = &error as &dyn std::error::Error, "failed to refresh capabilities, will retry");
+            if let Err(error) = apply_changes(&inner, &beat).await {
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "changes of a heartbeat not applied, will retry"
+                );
                 failed.insert(key, beat);
             }
         }
@@ -94,10 +101,16 @@ pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
     }
 }
 
-/// Records heartbeats, and adds those with changed capabilities to `changed`.
+/// Records heartbeats, and adds those with changed capabilities or another name of their node to `changed`.
 async fn record(inner: &Inner, beats: &[Heartbeat], changed: &mut HashMap<ProviderKey, Heartbeat>) {
     match inner.core.store.record_heartbeats(beats).await {
-        Ok(newly) => changed.extend(newly.into_iter().map(|beat| (key_of(beat), beat.clone()))),
+        Ok(newly) => {
+            for beat in newly.into_iter().chain(beats.iter().filter(|beat| beat.node_name.is_some())) {
+                let earlier = changed.remove(&key_of(beat));
+                let merged = earlier.map_or_else(|| beat.clone(), |earlier| merge(earlier, beat.clone()));
+                changed.insert(key_of(beat), merged);
+            }
+        }
         Err(error) if !is_permanent(&error) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "failed to record heartbeats, will retry");
             inner.nodes.heartbeats.restore(beats);
@@ -118,6 +131,22 @@ async fn record(inner: &Inner, beats: &[Heartbeat], changed: &mut HashMap<Provid
 /// Returns whether a repetition would fail as well.
 const fn is_permanent(error: &StoreError) -> bool {
     matches!(error, StoreError::Refused { .. } | StoreError::Corrupt { .. })
+}
+
+/// Applies the changes that a heartbeat declares.
+///
+/// # Errors
+/// When a repetition may succeed.
+async fn apply_changes(inner: &Inner, beat: &Heartbeat) -> Result<(), StoreError> {
+    match inner.core.store.rename_node(beat).await {
+        Ok(true) => {}
+        Ok(false) => tracing::info!(node.id = %beat.node_id, "node keeps its name: another one has the new name"),
+        Err(error) if is_permanent(&error) => {
+            tracing::warn!(node.id = %beat.node_id, error = &error as &dyn std::error::Error, "name of a heartbeat not stored");
+        }
+        Err(error) => return Err(error),
+    }
+    refresh_capabilities(inner, beat).await
 }
 
 /// Stores the capabilities of a heartbeat; placement uses them from now on.
@@ -143,8 +172,10 @@ async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) -> Result<(), Sto
 }
 
 impl Nodes {
-    /// Records a heartbeat: written within a second, newest of each provider.
-    pub fn record_heartbeat(&self, beat: Heartbeat) {
+    /// Records a heartbeat: written within a second, newest of each provider. A name that no node may have is ignored:
+    /// the node keeps its own.
+    pub fn record_heartbeat(&self, mut beat: Heartbeat) {
+        beat.node_name = beat.node_name.and_then(|name| check_broker_name(&name).map(str::to_owned).ok());
         self.heartbeats.add(beat);
     }
 }
@@ -168,6 +199,7 @@ mod tests {
             handlers_live: true,
             max_agents: None,
             version: None,
+            node_name: None,
             capabilities: capabilities.map(|name| json!([{ "name": name }])),
         }
     }

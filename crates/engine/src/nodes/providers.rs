@@ -267,6 +267,7 @@ impl Nodes {
                     capabilities: None,
                     skills: None,
                     joins_general,
+                    direct_machine_prefix: None,
                 };
                 match self.agents.register(fence.scope, &request).await {
                     Ok(registered) => {
@@ -291,8 +292,8 @@ impl Nodes {
     /// `agent.recover`: rebinds an existing identity whose last location is this node, or that is offline.
     ///
     /// # Errors
-    /// [`Missing::Agent`], [`Conflict::AgentIdentity`],
-    /// [`Denial::AgentRecovery`]; or superseded.
+    /// [`Missing::Agent`]; [`Denial::AgentRecovery`] if the name has another id, or its agent is connected on another
+    /// node; or superseded.
     pub async fn recover_agent(
         &self,
         fence: &Fence,
@@ -306,10 +307,8 @@ impl Nodes {
             .agent_holding_name(fence.scope, name)
             .await?
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))?;
-        if taken.agent_id != expected {
-            return Err(EngineError::Conflict(Conflict::AgentIdentity));
-        }
-        if taken.status != AgentStatus::Offline && taken.node_id != fence.node_id {
+        let is_elsewhere = taken.status != AgentStatus::Offline && taken.node_id != fence.node_id;
+        if taken.agent_id != expected || is_elsewhere {
             return Err(EngineError::Forbidden(Denial::AgentRecovery));
         }
         let token = self.agents.take_over_token(fence.scope, taken.agent_id, name).await?;

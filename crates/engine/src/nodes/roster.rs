@@ -5,13 +5,14 @@ use std::collections::HashMap;
 use relay_domain::{
     NodeId, ProviderName, WorkspaceScope,
     access::token::{TokenHash, TokenKind},
+    agents::{DIRECT_MACHINE, check_machine},
     names::{
-        MAX_AGENT_NAME_BYTES, MAX_CAPABILITIES, MAX_NODE_ID_BYTES, MAX_NODE_NAME_BYTES, MAX_NOTE_BYTES, MAX_TAGS,
-        check_json_length, check_length, check_name, strip_hash,
+        MAX_AGENT_NAME_BYTES, MAX_CAPABILITIES, MAX_NODE_ID_BYTES, MAX_NOTE_BYTES, MAX_TAGS, check_json_length,
+        check_length, check_name, parse_node_name, strip_hash,
     },
     nodes::{
         CapabilityKind, DIRECT_ID_PREFIX, DIRECT_NAME_PREFIX, LISTED_NODES, Node, NodeKind, NodeProvider, NodeRole,
-        RosterNode, WS_ADAPTER,
+        RosterNode, WS_ADAPTER, tags::check_repo_tag,
     },
     push::{HTTP_ADAPTERS, POLL_ADAPTER, settings::EndpointSecrets},
     workspaces::plan::Quota,
@@ -88,6 +89,11 @@ impl Nodes {
         let adapter = requested_adapter(kind, request.delivery_adapter.as_deref())?;
         let (delivery_adapter, delivery) = match kind {
             NodeKind::HttpPush => self.read_delivery(scope, &own_id, request.delivery, stored.as_ref(), false)?.unzip(),
+            // Nothing is called: the settings are kept for the node, with their secrets encrypted like those of others.
+            NodeKind::Poll if request.delivery.as_ref().is_some_and(|delivery| !delivery.is_null()) => {
+                let read = self.read_delivery(scope, &own_id, request.delivery, stored.as_ref(), false)?;
+                (Some(adapter), read.map(|(_, delivery)| delivery))
+            }
             NodeKind::Ws | NodeKind::Poll => (Some(adapter), None),
         };
         let (token_text, token) = match token {
@@ -107,7 +113,7 @@ impl Nodes {
             kind,
             delivery_adapter,
             delivery,
-            machine_id: checked_note("machine_id", request.machine_id)?,
+            machine_id: checked_machine(request.machine_id)?,
             role,
             capabilities: request.capabilities.map(checked_capabilities).transpose()?,
             max_agents: checked_max_agents(request.max_agents, role)?,
@@ -146,7 +152,11 @@ impl Nodes {
         let (delivery_adapter, delivery) = match (kind, delivery) {
             (_, None) => (None, None),
             (NodeKind::HttpPush, delivery) => self.read_delivery(scope, &id, delivery, Some(&stored), true)?.unzip(),
-            (NodeKind::Ws | NodeKind::Poll, Some(_)) => {
+            (NodeKind::Poll, delivery) => {
+                let read = self.read_delivery(scope, &id, delivery, Some(&stored), true)?;
+                (None, read.map(|(_, delivery)| delivery))
+            }
+            (NodeKind::Ws, Some(_)) => {
                 return Err(EngineError::Invalid(InvalidInput::NodeKindIsFixed { node: name, kind }));
             }
         };
@@ -157,7 +167,7 @@ impl Nodes {
             kind,
             delivery_adapter,
             delivery,
-            machine_id: checked_note("machine_id", change.machine_id)?,
+            machine_id: checked_machine(change.machine_id)?,
             role: None,
             capabilities: change.capabilities.map(checked_capabilities).transpose()?,
             max_agents: match change.max_agents {
@@ -338,8 +348,10 @@ pub async fn list_nodes(store: &Store, scope: WorkspaceScope, filter: &NodeFilte
     Ok(entries.collect())
 }
 
-/// Replaces the counts of a node's providers by those of the agents at these locations.
+/// Replaces the counts of a node and its providers by those of the agents at these locations.
 fn count_visible_agents(node: &mut RosterNode, locations: &[(NodeId, Option<ProviderName>)]) {
+    let here = locations.iter().filter(|(location, _)| *location == node.node.node_id);
+    node.node.bound_agents = i64::try_from(here.count()).unwrap_or(i64::MAX);
     for provider in &mut node.providers {
         let is_here = |(node, name): &&(NodeId, Option<ProviderName>)| {
             *node == provider.node_id && name.as_ref() == Some(&provider.name)
@@ -352,9 +364,11 @@ fn count_visible_agents(node: &mut RosterNode, locations: &[(NodeId, Option<Prov
 
 /// Checks the requested name of a broker node.
 pub(crate) fn check_broker_name(requested: &str) -> EngineResult<&str> {
-    let name = strip_hash(requested);
-    check_name("name", name, MAX_NODE_NAME_BYTES).map_err(|_| EngineError::Invalid(InvalidInput::NodeName))?;
+    let name = parse_node_name(requested).map_err(|_| EngineError::Invalid(InvalidInput::NodeName))?;
     // Reserved for agents' own nodes, which are not enrolled.
+    if name == DIRECT_MACHINE {
+        return Err(EngineError::Invalid(InvalidInput::NodeName));
+    }
     if name.strip_prefix(DIRECT_NAME_PREFIX).is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit())) {
         return Err(EngineError::Invalid(InvalidInput::NodeName));
     }
@@ -462,8 +476,14 @@ fn checked_tags(tags: Option<Vec<String>>) -> EngineResult<Option<Vec<String>>> 
     }
     for tag in &tags {
         check_length("tags", tag, MAX_AGENT_NAME_BYTES)?;
+        check_repo_tag(tag)?;
     }
     Ok(Some(tags))
+}
+
+fn checked_machine(machine: Option<String>) -> EngineResult<Option<String>> {
+    check_machine("machine_id", machine.as_deref().unwrap_or_default())?;
+    checked_note("machine_id", machine)
 }
 
 fn checked_note(field: &'static str, note: Option<String>) -> EngineResult<Option<String>> {

@@ -9,7 +9,7 @@ pub use relay_store::search::queries::FoundMessage;
 use relay_store::search::queries::{MAX_RANKED, Reader, SearchQuery};
 
 use super::Search;
-use crate::{EngineResult, access::authentication::Credential};
+use crate::{EngineResult, access::authentication::Credential, parts::Parts};
 
 /// Default and maximum page size.
 pub const SEARCH_PAGE: (i64, i64) = (20, 100);
@@ -35,7 +35,13 @@ impl Search {
     ///
     /// # Errors
     /// When the text is empty or too long, or other searches of the workspace take too long.
-    pub async fn messages(&self, caller: &Credential, search: &MessageSearch) -> EngineResult<Vec<FoundMessage>> {
+    pub async fn messages(&self, caller: &Credential, search: &MessageSearch) -> EngineResult<Parts<FoundMessage>> {
+        let found = self.find(caller, search).await?;
+        self.core.read_texts(caller.scope(), found, |row| Some((row.message_id, &mut row.text))).await
+    }
+
+    /// Finds the matches without their texts.
+    async fn find(&self, caller: &Credential, search: &MessageSearch) -> EngineResult<Vec<(FoundMessage, usize)>> {
         let (scope, view) = (caller.scope(), caller.view());
         let reader = match caller {
             Credential::Agent(agent) => Reader::Agent(agent.agent_id),
@@ -66,7 +72,7 @@ impl Search {
             return Ok(self.core.store.search(scope, &reader, &query, limit).await?);
         }
         let mut found = self.core.store.search(scope, &reader, &query, MAX_RANKED).await?;
-        found.retain(|row| {
+        found.retain(|(row, _)| {
             view.sees_message(&MessageFacts {
                 channel_id: row.channel_id,
                 channel_name: &row.channel_name,

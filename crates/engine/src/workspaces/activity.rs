@@ -10,7 +10,7 @@ pub use relay_store::workspaces::{
 };
 
 use super::Workspaces;
-use crate::{EngineResult, access::authentication::Credential};
+use crate::{EngineResult, access::authentication::Credential, parts::Parts};
 
 /// Default and maximum page size of the activity. Limits of up to 500 are accepted.
 pub const ACTIVITY_PAGE: (i64, i64) = (20, 100);
@@ -39,13 +39,37 @@ impl Workspaces {
         caller: &Credential,
         filter: &ActivityFilter,
         limit: i64,
-    ) -> EngineResult<Vec<ActivityRow>> {
+    ) -> EngineResult<Parts<ActivityRow>> {
+        let (scope, store) = (caller.scope(), self.core.store.clone());
+        let rows = self.activity_rows(caller, filter, limit).await?;
+        let read = move |rows: Vec<ActivityRow>| {
+            let store = store.clone();
+            async move {
+                let ids: Vec<MessageId> = rows.iter().map(|row| row.message_id).collect();
+                let mut found = store.message_texts_and_metadata(scope, &ids).await?;
+                let with_contents = rows.into_iter().filter_map(|row| {
+                    let (text, metadata) = found.remove(&row.message_id)?;
+                    Some(ActivityRow { text, metadata, ..row })
+                });
+                Ok(with_contents.collect())
+            }
+        };
+        self.core.read_in_parts(scope, rows, read).await
+    }
+
+    /// Lists the messages without their contents.
+    async fn activity_rows(
+        &self,
+        caller: &Credential,
+        filter: &ActivityFilter,
+        limit: i64,
+    ) -> EngineResult<Vec<(ActivityRow, usize)>> {
         let _place = self.core.take_scan_place(caller.scope()).await?;
         let Credential::Observer(observer) = caller else {
             return Ok(self.core.store.activity(caller.scope(), filter, limit).await?);
         };
         let mut rows = self.core.store.activity(caller.scope(), filter, MAX_OBSERVED).await?;
-        rows.retain(|row| {
+        rows.retain(|(row, _)| {
             observer.view.sees_message(&MessageFacts {
                 channel_id: row.channel_id,
                 channel_name: &row.channel_name,

@@ -7,7 +7,9 @@ use relay_domain::{
         rights::RightChanges,
         token::{TOKEN_BYTES, TokenHash, TokenKind},
     },
-    names::{MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length, check_name},
+    names::{
+        MAX_NOTE_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length, check_name,
+    },
     workspaces::{
         metadata::{self, find_credential},
         plan::{Plan, Quota},
@@ -289,6 +291,9 @@ fn check_new(request: &CreateWorkspace) -> EngineResult<()> {
     }
     if let Some(provenance) = &request.provenance {
         check_json_length("provenance", encoded_length(provenance))?;
+        if let Some(id) = provenance["origin_id"].as_str() {
+            check_name("provenance.origin_id", id, MAX_NOTE_BYTES)?;
+        }
     }
     if request.expires_in_seconds.is_some_and(|seconds| !LIFETIME_SECONDS.contains(&seconds)) {
         return Err(EngineError::invalid_request("expires_in_seconds must be between 60 and 2592000"));

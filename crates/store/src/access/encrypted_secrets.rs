@@ -5,7 +5,10 @@ use relay_domain::{NodeId, SubscriptionId, WorkspaceScope};
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
 use crate::{
-    Store, StoreError, StoreResult, codes::HTTP_PUSH, decode::decode_rows, subscriptions::definitions::EncryptedSecret,
+    Store, StoreError, StoreResult,
+    codes::{HTTP_PUSH, POLL},
+    decode::decode_rows,
+    subscriptions::definitions::EncryptedSecret,
 };
 
 /// Row that holds the secrets.
@@ -41,7 +44,7 @@ impl FromRow<'_, PgRow> for EncryptedSecretRow {
 const SEALED_WITH: &str = formatcp!(
     "
 (SELECT workspace_id, node_id, NULL::bigint AS subscription_id, sealed_key_id AS key_id, sealed
-   FROM nodes WHERE kind = '{HTTP_PUSH}' AND sealed_key_id = ANY($1) ORDER BY workspace_id, node_id LIMIT $2)
+   FROM nodes WHERE kind IN ('{HTTP_PUSH}', '{POLL}') AND sealed_key_id = ANY($1) ORDER BY workspace_id, node_id LIMIT $2)
 UNION ALL
 (SELECT workspace_id, NULL, subscription_id, secret_key_id, sealed
    FROM subscriptions WHERE secret_key_id = ANY($1) ORDER BY workspace_id, subscription_id LIMIT $2)"

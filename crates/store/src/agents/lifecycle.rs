@@ -17,6 +17,7 @@ use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 use crate::{
     Store, StoreError, StoreResult,
     access::rights::decode_settings,
+    agents::sessions,
     codes::CHANNEL,
     decode::{decode_row, decode_rows},
     events::{self, Event, RecordedEvents, status_event},
@@ -38,6 +39,7 @@ impl FromRow<'_, PgRow> for AgentRow {
             capabilities: row.try_get("capabilities")?,
             status: row.try_get("status")?,
             node_id: row.try_get("node_id")?,
+            machine: row.try_get("machine")?,
             provider: row.try_get("provider")?,
             created_at: row.try_get("created_at")?,
             last_seen_at: row.try_get("last_seen_at")?,
@@ -64,6 +66,8 @@ pub struct NewAgent<'a> {
     pub capabilities: Option<&'a Value>,
     pub skills: Option<&'a Value>,
     pub token: TokenHash,
+    /// Machine of its own node.
+    pub direct_machine: Option<&'a str>,
     pub at: DateTime<Utc>,
     /// Name of a channel that the agent joins, if it exists.
     pub joins: Option<&'a str>,
@@ -104,6 +108,8 @@ pub struct DeleteCondition {
     pub token: Option<TokenHash>,
     /// The agent must have ended: it is offline, or no provider of its node runs it.
     pub has_ended: bool,
+    /// `true` if the agent is released; its node may never report its end.
+    pub is_release: bool,
     /// Deletes a running agent as well if its provider has not bound it after this time.
     pub unbound_since: Option<DateTime<Utc>>,
     /// Makes the worker turn the agent's deliveries into dead letters at once, instead of when they expire.
@@ -129,6 +135,8 @@ struct DeletedRow {
     agent_id: AgentId,
     node_id: NodeId,
     former_status: AgentStatus,
+    /// Node that it still ran on.
+    hosted_on: Option<NodeId>,
     tokens: Vec<TokenHash>,
     channels: Vec<ChannelId>,
 }
@@ -136,7 +144,12 @@ struct DeletedRow {
 macro_rules! columns {
     () => {
         "agent_id, name, type, persona, metadata, capabilities, status, node_id, provider, created_at, last_seen_at,
-         spawned_by, rights"
+         spawned_by, rights,
+         coalesce(CASE WHEN node_id = 'node_direct_' || agent_id
+                       THEN coalesce((SELECT n.machine_id FROM nodes n WHERE n.workspace_id = agents.workspace_id
+                                         AND n.node_id = agents.node_id), direct_machine_id)
+                       ELSE (SELECT n.name FROM nodes n WHERE n.workspace_id = agents.workspace_id
+                                AND n.node_id = agents.node_id) END, 'direct') AS machine"
     };
 }
 
@@ -144,8 +157,8 @@ macro_rules! columns {
 const REGISTER: &str = formatcp!(
     "WITH agent AS (
         INSERT INTO agents (workspace_id, agent_id, name, type, persona, metadata, capabilities, skills,
-                            node_id, created_at, last_seen_at)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10)
+                            node_id, created_at, last_seen_at, direct_machine_id)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10, $13)
         ON CONFLICT (workspace_id, name) WHERE deleted_at IS NULL DO NOTHING
         RETURNING agent_id
      ), head AS (
@@ -193,7 +206,7 @@ const UPDATE: &str = concat!(
 // invocations get no answer any more; they fail at the worker's next pass.
 const DELETE: &str = concat!(
     "WITH target AS MATERIALIZED (
-        SELECT agent_id, status FROM agents a
+        SELECT agent_id, status, hosted_on FROM agents a
         WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL
           AND ($4::bigint IS NULL OR agent_id = $4)
           AND ($5::bytea IS NULL OR EXISTS (
@@ -203,10 +216,10 @@ const DELETE: &str = concat!(
     " OR coalesce(coalesce(a.rebound_at, a.bound_at, '-infinity') <= $8, false))
         FOR UPDATE
      ), deleted AS (
-        UPDATE agents a SET deleted_at = $3, status = 'offline', token_generation = token_generation + 1,
+        UPDATE agents a SET deleted_at = $3, status = 'offline', hosted_on = NULL, token_generation = token_generation + 1,
                mailbox_orphaned = mailbox_orphaned OR $7
         FROM target WHERE a.workspace_id = $1 AND a.agent_id = target.agent_id
-        RETURNING a.agent_id, a.node_id, target.status AS former_status
+        RETURNING a.agent_id, a.node_id, target.status AS former_status, target.hosted_on
      ), locked AS (
         SELECT c.channel_id FROM channels c
         JOIN channel_members m ON m.workspace_id = c.workspace_id AND m.channel_id = c.channel_id
@@ -239,7 +252,7 @@ const DELETE: &str = concat!(
         UPDATE invocations i SET sent_epoch = NULL, unreachable_since = '-infinity'
         FROM deleted WHERE i.workspace_id = $1 AND i.handler_agent_id = deleted.agent_id AND i.status = 'invoked'
      )
-     SELECT agent_id, node_id, former_status,
+     SELECT agent_id, node_id, former_status, hosted_on,
             ARRAY(SELECT token_hash FROM revoked_tokens UNION ALL SELECT token_hash FROM former_tokens) AS tokens,
             ARRAY(SELECT channel_id FROM locked) AS channels
      FROM deleted"
@@ -268,6 +281,7 @@ impl Store {
             .bind(new.at)
             .bind(new.token)
             .bind(new.joins)
+            .bind(new.direct_machine)
             .fetch_optional(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
@@ -397,13 +411,17 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let Some(row) = row else { return Ok(None) };
-        let DeletedRow { agent_id, node_id, former_status, tokens, channels } = decode_row("agents", &row)?;
-        let events = match former_status {
+        let DeletedRow { agent_id, node_id, former_status, hosted_on, tokens, channels } = decode_row("agents", &row)?;
+        let mut events = match former_status {
             AgentStatus::Offline => Vec::new(),
             AgentStatus::Active | AgentStatus::Idle | AgentStatus::Blocked | AgentStatus::Waiting => {
                 vec![status_event(agent_id, name, AgentStatus::Offline.as_str())]
             }
         };
+        if hosted_on.as_ref() == Some(&node_id) {
+            let reason = if condition.is_release { "released" } else { "deleted" };
+            events.extend(sessions::exit_events(&mut tx, scope, &node_id, &[agent_id], reason).await?);
+        }
         let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some(DeletedAgent { agent_id, node_id, tokens, channels, recorded }))

@@ -1,25 +1,25 @@
 //! Session events: reports of an agent's session, numbered per agent in commit order. Their effect on the agent's status is
 //! written in the same transaction. Called by the engine's session event routes.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, SessionEventId, WorkspaceScope,
+    AgentId, JsonText, SessionEventId, WorkspaceScope,
     agents::{AgentStatus, session_event::SessionEvent},
     events::kind,
     observers::ObserverFilters,
 };
 use relay_wire::{events::recorded_data::SessionReported, field::ToValue as _};
-use serde_json::Value;
-use sqlx::{FromRow, Row as _, postgres::PgRow};
+use serde_json::{Value, value::RawValue};
+use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
     access::idempotency::{IdempotencyKey, SessionEventRecord, claim_key},
     agents::presence,
-    decode::decode_rows,
     events::{self, Event, RecordedEvents},
+    messages::contents::decode_sized,
     observers::filters,
 };
 
@@ -31,7 +31,8 @@ impl FromRow<'_, PgRow> for SessionEventRow {
             id: row.try_get("event_id")?,
             agent_id: row.try_get("agent_id")?,
             event_type: row.try_get("type")?,
-            payload: row.try_get("payload")?,
+            // Read apart from the list.
+            payload: JsonText::empty_object(),
             sequence: row.try_get("sequence")?,
             created_at: row.try_get("created_at")?,
         }))
@@ -114,7 +115,8 @@ impl Store {
         Ok(SessionEventOutcome::Recorded { sequence, status_changed: changed, recorded })
     }
 
-    /// Lists session events of an agent, newest first, all or those of one type.
+    /// Lists session events of an agent without their payloads, and the bytes of these; newest first, all or those of
+    /// one type.
     pub async fn session_events(
         &self,
         scope: WorkspaceScope,
@@ -122,16 +124,18 @@ impl Store {
         event_type: Option<&str>,
         filters: &ObserverFilters,
         limit: i64,
-    ) -> StoreResult<Vec<SessionEvent>> {
+    ) -> StoreResult<Vec<(SessionEvent, usize)>> {
         // Two statements, because each has an index of its own.
         let query = match event_type {
             Some(_) => sqlx::query(
-                "SELECT event_id, agent_id, type, payload, sequence, created_at FROM session_events
+                "SELECT event_id, agent_id, type, octet_length(payload::text)::bigint AS content_bytes, sequence, created_at
+                   FROM session_events
                   WHERE workspace_id = $1 AND agent_id = $2 AND created_at >= $4 AND type = $5
                   ORDER BY sequence DESC LIMIT $3",
             ),
             None => sqlx::query(
-                "SELECT event_id, agent_id, type, payload, sequence, created_at FROM session_events
+                "SELECT event_id, agent_id, type, octet_length(payload::text)::bigint AS content_bytes, sequence, created_at
+                   FROM session_events
                   WHERE workspace_id = $1 AND agent_id = $2 AND created_at >= $4 ORDER BY sequence DESC LIMIT $3",
             ),
         };
@@ -142,7 +146,28 @@ impl Store {
             None => query.fetch_all(&self.pool).await,
         }
         .map_err(StoreError::from_sqlx("listing session events"))?;
-        Ok(decode_rows::<SessionEventRow>("session_events", &rows)?.into_iter().map(|row| row.0).collect())
+        let sized = decode_sized::<SessionEventRow>("session_events", &rows)?;
+        Ok(sized.into_iter().map(|(row, bytes)| (row.0, bytes)).collect())
+    }
+
+    /// Reads the payloads of an agent's session events, by their sequence. Removed events are left out.
+    pub async fn session_event_payloads(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        sequences: &[i64],
+    ) -> StoreResult<HashMap<i64, JsonText>> {
+        let rows: Vec<(i64, Json<Box<RawValue>>)> = sqlx::query_as(
+            "SELECT sequence, payload FROM session_events
+              WHERE workspace_id = $1 AND agent_id = $2 AND sequence = ANY ($3)",
+        )
+        .bind(scope.workspace_id())
+        .bind(agent)
+        .bind(sequences)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the payloads of session events"))?;
+        Ok(rows.into_iter().map(|(sequence, Json(payload))| (sequence, JsonText::from_stored(payload))).collect())
     }
 
     /// Removes at most `limit` session events older than `age`. Returns the number of removed rows.

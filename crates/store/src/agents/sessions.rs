@@ -257,49 +257,55 @@ impl Store {
     }
 }
 
-/// Creates the exit events of agents of a provider, for the callers of their spawns. An agent with a release was released,
-/// whatever other reason is reported.
+/// Creates the exit events of agents of a node; the callers of their spawns receive them. An agent with a release was
+/// released, whatever other reason is reported.
 pub(crate) async fn exit_events(
     tx: &mut PgConnection,
-    fence: &Fence,
+    scope: WorkspaceScope,
+    node: &NodeId,
     agents: &[AgentId],
     reason: &'static str,
 ) -> StoreResult<Vec<Event>> {
     if agents.is_empty() {
         return Ok(Vec::new());
     }
-    let rows: Vec<(AgentId, String, InvocationId, Option<AgentId>, bool)> = sqlx::query_as(
+    let rows: Vec<(AgentId, String, Option<InvocationId>, Option<AgentId>, bool)> = sqlx::query_as(
         // The newest invocation of an agent is the one that spawned it.
         "SELECT a.agent_id, a.name, i.invocation_id, i.caller_id,
                 EXISTS (SELECT FROM agent_releases r
                          WHERE r.workspace_id = a.workspace_id AND r.agent_id = a.agent_id) AS released
            FROM agents a
-          CROSS JOIN LATERAL (
+           LEFT JOIN LATERAL (
                 SELECT invocation_id, caller_id FROM invocations i
                  WHERE i.workspace_id = a.workspace_id AND i.agent_id = a.agent_id
-                 ORDER BY i.invocation_id DESC LIMIT 1) AS i
+                 ORDER BY i.invocation_id DESC LIMIT 1) AS i ON true
           WHERE a.workspace_id = $1 AND a.agent_id = ANY ($2)
           ORDER BY a.agent_id",
     )
-    .bind(fence.scope.workspace_id())
+    .bind(scope.workspace_id())
     .bind(agents)
     .fetch_all(tx)
     .await
     .map_err(StoreError::from_sqlx("reading the spawns of agents"))?;
-    let event =
-        |(agent, name, invocation, caller, released): (AgentId, String, InvocationId, Option<AgentId>, bool)| {
-            let data = AgentExited {
-                agent_id: agent,
-                agent_name: &name,
-                node_id: fence.node_id.as_str(),
-                invocation_id: invocation,
-                reason: if released { "released" } else { reason },
-            };
-            let event = Event::new(kind::AGENT_EXITED, data.to_value());
-            match caller {
-                Some(caller) => event.by_agent(caller),
-                None => event,
-            }
+    let event = |(agent, name, invocation, caller, released): (
+        AgentId,
+        String,
+        Option<InvocationId>,
+        Option<AgentId>,
+        bool,
+    )| {
+        let data = AgentExited {
+            agent_id: agent,
+            agent_name: &name,
+            node_id: node.as_str(),
+            invocation_id: invocation,
+            reason: if released { "released" } else { reason },
         };
+        let event = Event::new(kind::AGENT_EXITED, data.to_value());
+        match caller {
+            Some(caller) => event.by_agent(caller),
+            None => event,
+        }
+    };
     Ok(rows.into_iter().map(event).collect())
 }

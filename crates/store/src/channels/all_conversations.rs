@@ -11,8 +11,8 @@ use relay_domain::{
 use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
-    Store, StoreError, StoreResult, channels::conversations::LastMessage, codes::CHANNEL, decode::decode_rows,
-    observers::filters,
+    Store, StoreError, StoreResult, channels::conversations::LastMessage, codes::CHANNEL,
+    messages::contents::decode_sized, observers::filters,
 };
 
 /// A conversation as the workspace's list shows it.
@@ -52,7 +52,7 @@ const LIST: &str = formatcp!(
     "
 SELECT c.channel_id, c.type, c.conversation_id, c.title, c.created_at, p.names AS participants,
        n.message_count, l.message_id AS last_message_id, l.agent_id AS last_agent_id, l.agent_name AS last_agent_name,
-       l.agent_type AS last_agent_type, l.text AS last_text, l.created_at AS last_created_at
+       l.agent_type AS last_agent_type, octet_length(l.text)::bigint AS content_bytes, l.created_at AS last_created_at
   FROM (SELECT * FROM channels
          WHERE workspace_id = $1 AND channel_id < $2 AND type <> {CHANNEL}
          ORDER BY channel_id DESC LIMIT $3) AS c
@@ -80,14 +80,15 @@ SELECT c.channel_id, c.type, c.conversation_id, c.title, c.created_at, p.names A
 
 impl Store {
     /// Lists at most `limit` conversations of a workspace, the newest first, starting after the one with the
-    /// backing channel `before`. Messages and participants hidden by the filters are neither listed nor counted.
+    /// backing channel `before`. The texts of their newest messages are left out; their bytes are returned. Messages and
+    /// participants hidden by the filters are neither listed nor counted.
     pub async fn all_conversations(
         &self,
         scope: WorkspaceScope,
         before: Option<ChannelId>,
         limit: i64,
         filters: &ObserverFilters,
-    ) -> StoreResult<Vec<WorkspaceConversation>> {
+    ) -> StoreResult<Vec<(WorkspaceConversation, usize)>> {
         let (not_before, above_id) = filters::not_before(filters);
         let rows = sqlx::query(LIST)
             .bind(scope.workspace_id())
@@ -100,6 +101,6 @@ impl Store {
             .fetch_all(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("listing all conversations"))?;
-        decode_rows("channels", &rows)
+        decode_sized("channels", &rows)
     }
 }

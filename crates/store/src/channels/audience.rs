@@ -43,6 +43,8 @@ pub struct Member {
     pub name: String,
     /// Receives mentions only.
     pub muted: bool,
+    /// Machine in its address; only for members of conversations.
+    pub machine: Option<String>,
 }
 
 #[derive(sqlx::FromRow)]
@@ -94,14 +96,20 @@ impl Store {
         let Some(row) = row else { return Ok(None) };
         let channel: AudienceRow = decode_row("channels", &row)?;
         let rows = sqlx::query(
-            "SELECT m.agent_id, a.name, m.muted
+            "SELECT m.agent_id, a.name, m.muted,
+                    CASE WHEN $3 THEN
+                        coalesce(CASE WHEN a.node_id = 'node_direct_' || a.agent_id
+                                      THEN coalesce(n.machine_id, a.direct_machine_id) ELSE n.name END, 'direct')
+                    END AS machine
                FROM channel_members m
                JOIN agents a USING (workspace_id, agent_id)
+               LEFT JOIN nodes n ON $3 AND n.workspace_id = a.workspace_id AND n.node_id = a.node_id
               WHERE m.workspace_id = $1 AND m.channel_id = $2 AND a.deleted_at IS NULL
               ORDER BY m.agent_id",
         )
         .bind(scope.workspace_id())
         .bind(channel.channel_id)
+        .bind(channel.channel_kind.is_conversation())
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading a channel's members"))?;

@@ -15,8 +15,8 @@ use crate::{
     Store, StoreError, StoreResult,
     access::idempotency::{IdempotencyKey, claim_key},
     codes::CHANNEL,
-    decode::{decode_row, decode_rows},
-    messages::read_state::ACKED_IN_CHANNELS,
+    decode::decode_row,
+    messages::{contents::decode_sized, read_state::ACKED_IN_CHANNELS},
 };
 
 #[derive(Debug, Clone, FromRow)]
@@ -66,11 +66,17 @@ pub struct LastMessage {
     pub agent_id: AgentId,
     pub agent_name: String,
     pub agent_kind: AgentKind,
+    /// Empty until it is read.
     pub text: String,
     pub created_at: DateTime<Utc>,
 }
 
 impl LastMessage {
+    /// Returns the id and the place of the text, which is read apart from the list.
+    pub const fn text_slot(&mut self) -> (MessageId, &mut String) {
+        (self.message_id, &mut self.text)
+    }
+
     /// Reads the `last_` columns, which are null in an empty conversation.
     pub(crate) fn from_row(row: &PgRow) -> sqlx::Result<Option<Self>> {
         let Some(message_id) = row.try_get("last_message_id")? else { return Ok(None) };
@@ -79,7 +85,7 @@ impl LastMessage {
             agent_id: row.try_get("last_agent_id")?,
             agent_name: row.try_get("last_agent_name")?,
             agent_kind: row.try_get("last_agent_type")?,
-            text: row.try_get("last_text")?,
+            text: String::new(),
             created_at: row.try_get("last_created_at")?,
         }))
     }
@@ -124,7 +130,7 @@ const LIST: &str = concatcp!(
     "), mine AS (
         SELECT c.*, greatest(coalesce(cm.last_read_id, 0), coalesce(acked.read_id, 0)) AS read_id,
                l.message_id AS last_message_id, l.agent_id AS last_agent_id,
-               l.agent_name AS last_agent_name, l.agent_type AS last_agent_type, l.text AS last_text,
+               l.agent_name AS last_agent_name, l.agent_type AS last_agent_type, octet_length(l.text)::bigint AS content_bytes,
                l.created_at AS last_created_at
           FROM channel_members cm
           JOIN channels c ON c.workspace_id = cm.workspace_id AND c.channel_id = cm.channel_id
@@ -230,7 +236,8 @@ impl Store {
             .map_err(StoreError::from_sqlx("counting participants"))
     }
 
-    /// Lists the conversations of an agent, those with the newest messages first.
+    /// Lists the conversations of an agent, those with the newest messages first, without the texts of these, and the
+    /// bytes of the texts.
     ///
     /// Deliveries that are acked but not folded yet count as read. The unread count reads at most twice
     /// [`MAX_UNREAD`] messages above the read position, because the agent's own messages are not counted.
@@ -239,7 +246,7 @@ impl Store {
         scope: WorkspaceScope,
         agent: AgentId,
         limit: i64,
-    ) -> StoreResult<Vec<ListedConversation>> {
+    ) -> StoreResult<Vec<(ListedConversation, usize)>> {
         let rows = sqlx::query(LIST)
             .bind(scope.workspace_id())
             .bind(agent)
@@ -248,7 +255,7 @@ impl Store {
             .fetch_all(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("listing conversations"))?;
-        decode_rows("channels", &rows)
+        decode_sized("channels", &rows)
     }
 
     /// Finds the ids of agents by name; unknown names are left out.

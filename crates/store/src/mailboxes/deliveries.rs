@@ -10,7 +10,8 @@ use sqlx::{FromRow, Row, postgres::PgRow};
 use crate::{
     Store, StoreError, StoreResult,
     codes::{ACKED, DEAD_LETTERED, DEFERRED, FAILED, HTTP_PUSH, MESSAGE_SOURCE},
-    decode::{decode_row, decode_rows},
+    decode::decode_row,
+    messages::contents::decode_sized,
 };
 
 const TABLE: &str = "deliveries";
@@ -76,9 +77,10 @@ fn message_of(row: &PgRow) -> sqlx::Result<Option<DeliveryMessage>> {
 /// SQL that joins a selection of deliveries with everything that a [`Delivery`] holds.
 ///
 /// The day of a message follows from its id, so that one partition is searched: the milliseconds since 2025 are above
-/// the 22 lowest bits. The ack log is searched from one second before the delivery, because its times are truncated.
+/// the 22 lowest bits. The ack log is searched from one second before the delivery, because its times are truncated. A
+/// list leaves out the texts.
 macro_rules! delivery_rows {
-    ($selection:expr) => {
+    ($selection:expr, $text:literal) => {
         const_format::concatcp!(
             formatcp!("SELECT d.agent_id, d.seq, d.source_id, d.redrive_no, d.channel_id, d.node_id,
                     d.mode, d.reason, d.created_at, d.expires_at,
@@ -103,7 +105,9 @@ macro_rules! delivery_rows {
                             AND t.created_on >= d.created_on AND t.error IS NULL)
                     END AS handed_over_at,
                     n.kind AS node_kind, n.role AS node_role, n.delivery_adapter AS node_adapter,
-                    m.agent_id AS message_agent_id, m.agent_name AS message_agent_name, m.text AS message_text,
+                    m.agent_id AS message_agent_id, m.agent_name AS message_agent_name, "),
+            $text,
+            formatcp!(" AS message_text, octet_length(m.text)::bigint AS content_bytes,
                     m.thread_id AS message_thread_id, m.created_at AS message_created_at, ch.conversation_id
                FROM ("),
             $selection,
@@ -121,8 +125,8 @@ macro_rules! delivery_rows {
     };
 }
 
-fn decode_deliveries(rows: &[PgRow]) -> StoreResult<Vec<Delivery>> {
-    Ok(decode_rows::<DeliveryRow>(TABLE, rows)?.into_iter().map(|row| row.0).collect())
+fn decode_deliveries(rows: &[PgRow]) -> StoreResult<Vec<(Delivery, usize)>> {
+    Ok(decode_sized::<DeliveryRow>(TABLE, rows)?.into_iter().map(|(row, bytes)| (row.0, bytes)).collect())
 }
 
 impl Store {
@@ -130,7 +134,8 @@ impl Store {
         let row = sqlx::query(delivery_rows!(
             "SELECT * FROM deliveries
               WHERE workspace_id = $1 AND source_id = $2 AND agent_id = $3 AND redrive_no = $4
-              ORDER BY created_on DESC LIMIT 1"
+              ORDER BY created_on DESC LIMIT 1",
+            "m.text"
         ))
         .bind(scope.workspace_id().get())
         .bind(id.source)
@@ -142,17 +147,19 @@ impl Store {
         row.map(|row| decode_row::<DeliveryRow>(TABLE, &row).map(|row| row.0)).transpose()
     }
 
-    /// Reads an agent's deliveries with these seqs, in order. The longest TTL bounds the partitions.
+    /// Reads an agent's deliveries with these seqs, in order, without texts, and the bytes of the texts. The longest TTL
+    /// bounds the partitions.
     pub async fn deliveries_at(
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
         seqs: &[i64],
-    ) -> StoreResult<Vec<Delivery>> {
+    ) -> StoreResult<Vec<(Delivery, usize)>> {
         let rows = sqlx::query(delivery_rows!(
             "SELECT * FROM deliveries
               WHERE workspace_id = $1 AND agent_id = $2 AND seq = ANY($3)
-                AND created_on >= (relay_now() - interval '7 days')::date"
+                AND created_on >= (relay_now() - interval '7 days')::date",
+            "''"
         ))
         .bind(scope.workspace_id().get())
         .bind(agent.get())
@@ -164,14 +171,14 @@ impl Store {
     }
 
     /// Lists an agent's deliveries in `state`, oldest first; without one, those that are queued or delivered. Expired
-    /// rows count as neither.
+    /// rows count as neither. The texts of their messages are left out; their bytes are returned.
     pub async fn deliveries(
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
         state: Option<DeliveryState>,
         limit: i64,
-    ) -> StoreResult<Vec<Delivery>> {
+    ) -> StoreResult<Vec<(Delivery, usize)>> {
         // Active rows lie above the settled floor and are younger than the longest TTL: both bound the scan.
         let sql = match state {
             None | Some(DeliveryState::Queued | DeliveryState::Delivered) => delivery_rows!(
@@ -189,7 +196,8 @@ impl Store {
                             WHEN 'delivered' THEN x.state IS NULL AND d.seq <= coalesce(c.sent_seq, 0)
                             ELSE true
                         END
-                  ORDER BY d.seq LIMIT $3")
+                  ORDER BY d.seq LIMIT $3"),
+                "''"
             ),
             Some(DeliveryState::Acked) => delivery_rows!(
                 formatcp!("SELECT d.* FROM deliveries d
@@ -198,7 +206,8 @@ impl Store {
                           ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq
                   WHERE d.workspace_id = $1 AND d.agent_id = $2 AND x.state IS DISTINCT FROM {DEAD_LETTERED}
                     AND (d.seq <= c.ack_floor OR x.state = {ACKED}) AND $4::text IS NOT NULL
-                  ORDER BY d.seq LIMIT $3")
+                  ORDER BY d.seq LIMIT $3"),
+                "''"
             ),
             // Starts from the settlements, of which there are few.
             Some(DeliveryState::Failed) => delivery_rows!(
@@ -207,14 +216,16 @@ impl Store {
                    LEFT JOIN mailbox_cursors c ON c.workspace_id = x.workspace_id AND c.agent_id = x.agent_id
                   WHERE x.workspace_id = $1 AND x.agent_id = $2 AND $4::text IS NOT NULL
                     AND (x.state = {FAILED} AND x.seq > coalesce(c.ack_floor, 0) OR x.state = {DEAD_LETTERED} AND x.reason = 'rejected')
-                  ORDER BY x.seq LIMIT $3")
+                  ORDER BY x.seq LIMIT $3"),
+                "''"
             ),
             Some(DeliveryState::DeadLettered) => delivery_rows!(
                 formatcp!("SELECT d.* FROM delivery_exceptions x
                    JOIN deliveries d ON d.workspace_id = x.workspace_id AND d.agent_id = x.agent_id AND d.seq = x.seq
                   WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.state = {DEAD_LETTERED}
                     AND x.reason IS DISTINCT FROM 'rejected' AND $4::text IS NOT NULL
-                  ORDER BY x.seq LIMIT $3")
+                  ORDER BY x.seq LIMIT $3"),
+                "''"
             ),
         };
         let rows = sqlx::query(sql)

@@ -31,7 +31,11 @@ pub struct UnreadChannel {
     /// The newest unread message of others; the fields below are its own.
     pub newest_id: Option<i64>,
     pub newest_from: Option<String>,
-    pub newest_text: Option<String>,
+    /// Empty until it is read.
+    #[sqlx(skip)]
+    pub newest_text: String,
+    /// Bytes of that text.
+    pub newest_bytes: Option<i32>,
     pub newest_at: Option<DateTime<Utc>>,
 }
 
@@ -41,7 +45,11 @@ pub struct Mention {
     pub message_id: i64,
     pub channel_name: String,
     pub agent_name: String,
+    /// Empty until it is read.
+    #[sqlx(skip)]
     pub text: String,
+    /// Bytes of the text.
+    pub text_bytes: i32,
     pub created_at: DateTime<Utc>,
 }
 
@@ -71,7 +79,7 @@ impl Store {
                  WHERE cm.workspace_id = $1 AND cm.agent_id = $2 AND c.archived_at IS NULL
                  LIMIT $3)
              SELECT mine.channel_id, mine.name, mine.conversation_id, mine.read_id, u.unread_count, u.newest_id,
-                    n.agent_name AS newest_from, n.text AS newest_text, n.created_at AS newest_at
+                    n.agent_name AS newest_from, octet_length(n.text) AS newest_bytes, n.created_at AS newest_at
                FROM mine
               CROSS JOIN LATERAL (
                     SELECT least(count(*), $5) AS unread_count, max(message_id) AS newest_id,
@@ -106,7 +114,7 @@ impl Store {
     ) -> StoreResult<Vec<Mention>> {
         let (channels, reads): (Vec<i64>, Vec<i64>) = pointers.iter().copied().unzip();
         sqlx::query_as(
-            "SELECT m.message_id, c.name AS channel_name, m.agent_name, m.text, m.created_at
+            "SELECT m.message_id, c.name AS channel_name, m.agent_name, octet_length(m.text) AS text_bytes, m.created_at
                FROM unnest($3::bigint[], $4::bigint[]) AS k (channel_id, read_id)
                JOIN channels c ON c.workspace_id = $1 AND c.channel_id = k.channel_id
               CROSS JOIN LATERAL (

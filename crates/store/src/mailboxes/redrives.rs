@@ -2,9 +2,8 @@
 //!
 //! A dead letter is redriven once; the new delivery may become a dead letter and be redriven in turn, three times in all.
 //! The heads of the mailboxes are locked first and in order, as for a send. All other rows are read after that, so that
-//! of two concurrent redrives of one dead letter the second sees the first.
-//!
-//! A redrive by filter visits its dead letters in passes: the next pass repeats those that full mailboxes refused.
+//! of two concurrent redrives of one dead letter the second sees the first. A redrive by filter visits its dead letters in
+//! passes: the next pass repeats those that full mailboxes refused.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -279,8 +278,8 @@ impl Store {
         let doing = "redriving a dead letter";
         let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let (outcomes, recorded) =
-            self.note_epoch(epoch, redrive(&mut tx, scope, &[agent.get()], &[seq], (at, epoch)).await)?;
+        let redriven = redrive(&mut tx, scope, &[agent.get()], &[seq], (at, epoch)).await;
+        let (outcomes, recorded) = self.note_epoch(epoch, redriven)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok((outcomes.into_iter().next().unwrap_or(RedriveOutcome::NotFound), recorded))
     }
@@ -366,8 +365,8 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let (agents, seqs): (Vec<i64>, Vec<i64>) = letters.iter().map(|(_, agent, seq)| (*agent, *seq)).unzip();
-        let (outcomes, recorded) =
-            self.note_epoch(epoch, redrive(&mut tx, scope, &agents, &seqs, (at, epoch)).await)?;
+        let redriven = redrive(&mut tx, scope, &agents, &seqs, (at, epoch)).await;
+        let (outcomes, recorded) = self.note_epoch(epoch, redriven)?;
         let is_redriven = |outcome: &&RedriveOutcome| matches!(outcome, RedriveOutcome::Redriven { now: true, .. });
         let redriven = outcomes.iter().filter(is_redriven).count();
         pass.count(&outcomes);

@@ -145,7 +145,8 @@ async fn apply_report(
     };
     let cursor = lock_cursor(tx, scope, delivery.agent).await?;
     let current = sqlx::query(
-        "SELECT state, agent_id, seq FROM delivery_exceptions WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3",
+        "SELECT state, retryable, agent_id, seq FROM delivery_exceptions
+          WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3",
     )
     .bind(workspace)
     .bind(agent)
@@ -153,8 +154,15 @@ async fn apply_report(
     .fetch_optional(&mut **tx)
     .await
     .map_err(StoreError::from_sqlx(doing))?;
-    let current = current.map(|row| decode_row::<(Settlement,)>("delivery_exceptions", &row)).transpose()?;
-    let current = current.map(|(settlement,)| settlement);
+    let current: Option<(Settlement, Option<bool>)> =
+        current.map(|row| decode_row("delivery_exceptions", &row)).transpose()?;
+    // The settlement of a retryable failure stays until the delivery is handed over again. Until then another failure
+    // is a report of the same attempt, and the first one counts.
+    let is_requeued = current == Some((Settlement::Deferred, Some(true)));
+    if is_requeued && matches!(report, DeliveryReport::Fail { .. }) {
+        return Ok(Some(None));
+    }
+    let current = current.map(|(settlement, _)| settlement);
     let state = derive_state(seq, cursor.sent_seq, cursor.ack_floor, current);
     let Some(new) = apply_request(state, seq <= cursor.settled_floor, report.request()) else {
         return Ok(Some(None));

@@ -119,15 +119,17 @@ impl Store {
         self.run(format!(r#"DROP TABLE "{name}""#)).await
     }
 
-    /// Removes reads, reactions and statistics of messages created before `day`. The upper bits of a message id are its
+    /// Removes reads, reactions, sessions and statistics of messages created before `day`. The upper bits of a message id are its
     /// time.
     async fn remove_message_dependents(&self, day: NaiveDate) -> StoreResult<()> {
         let doing = "removing rows that depend on dropped messages";
         let midnight_ms = day.and_time(chrono::NaiveTime::MIN).and_utc().timestamp_millis();
         let first_kept_id = (midnight_ms - relay_domain::snowflake::EPOCH_MS).max(0) << 22;
-        for statement in
-            ["DELETE FROM message_reads WHERE message_id < $1", "DELETE FROM message_reactions WHERE message_id < $1"]
-        {
+        for statement in [
+            "DELETE FROM message_reads WHERE message_id < $1",
+            "DELETE FROM message_reactions WHERE message_id < $1",
+            "DELETE FROM session_messages WHERE message_id < $1",
+        ] {
             sqlx::query(statement)
                 .bind(first_kept_id)
                 .execute(&self.pool)

@@ -78,6 +78,11 @@ macro_rules! written_rows {
     INSERT INTO file_attachments (workspace_id, file_id, message_id, created_on)
     SELECT w, f, m, d FROM attached_rows
     RETURNING 1
+), in_session AS (
+    INSERT INTO session_messages (workspace_id, session_ref, message_id, created_on)
+    SELECT s.w, author.session_ref, s.m, s.d
+      FROM stored_rows s JOIN agents author ON author.workspace_id = s.w AND author.agent_id = s.a
+     WHERE author.session_ref IS NOT NULL AND author.binding_id IS NOT NULL AND author.deleted_at IS NULL
 )"
         )
     };

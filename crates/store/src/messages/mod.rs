@@ -5,6 +5,7 @@ pub mod commit;
 pub(crate) mod commit_at_once;
 pub(crate) mod commit_facts;
 pub(crate) mod commit_write;
+pub(crate) mod contents;
 pub(crate) mod days;
 pub(crate) mod edits;
 pub mod outbox;

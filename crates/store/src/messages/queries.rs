@@ -1,15 +1,25 @@
 //! Reads of messages for lists, single messages and threads. Only the batch commit writes messages.
+//!
+//! A list is read in two steps: the ids and the sizes of its messages, then a few messages at a time.
 
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
 use const_format::{concatcp, formatcp};
-use relay_domain::{ChannelId, MessageId, WorkspaceScope, messages::ListedMessage, observers::ObserverFilters};
-use sqlx::postgres::PgRow;
+use relay_domain::{
+    AgentId, ChannelId, ConversationId, MessageId, WorkspaceScope,
+    channels::ChannelKind,
+    messages::ListedMessage,
+    observers::{MessageFacts, ObserverFilters},
+};
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{CHANNEL, DEAD_LETTERED, MESSAGE_SOURCE},
-    decode::{decode_row, decode_rows},
-    messages::{days::day_of_id, read_state::MAX_COUNTED_READERS, row::ListedMessageRow},
+    decode::decode_row,
+    messages::{contents::days_of, days::day_of_id, read_state::MAX_COUNTED_READERS, row::ListedMessageRow},
     observers::filters,
+    sizes::MESSAGE_BYTES,
 };
 
 /// A page of messages: ids strictly between `after` and `before`, at most `limit`.
@@ -20,9 +30,48 @@ pub struct MessagePage {
     pub limit: i64,
 }
 
-/// Wraps a selection of `m` (messages) into the columns of [`ListedMessageRow`], in a given order.
+/// Message without its contents.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct MessageHead {
+    pub message_id: MessageId,
+    /// Channel, or the backing channel of the conversation.
+    pub channel_id: ChannelId,
+    pub channel_name: String,
+    pub channel_kind: ChannelKind,
+    /// `None` in a channel.
+    pub conversation_id: Option<ConversationId>,
+    /// Author.
+    pub agent_id: AgentId,
+    /// Root of the thread; `None` for a root.
+    pub thread_id: Option<MessageId>,
+    pub created_at: DateTime<Utc>,
+    /// Upper bound of the bytes of its contents.
+    content_bytes: i64,
+}
+
+impl MessageHead {
+    /// Upper bound of the bytes of its contents.
+    #[must_use]
+    pub fn content_bytes(&self) -> usize {
+        usize::try_from(self.content_bytes).unwrap_or(0)
+    }
+
+    /// Returns the properties that decide which observers see the message.
+    #[must_use]
+    pub fn facts(&self) -> MessageFacts<'_> {
+        MessageFacts {
+            channel_id: self.channel_id,
+            channel_name: &self.channel_name,
+            conversation_id: self.conversation_id.as_ref().map(ConversationId::as_str),
+            agent_id: self.agent_id,
+            created_at: self.created_at,
+        }
+    }
+}
+
+/// Wraps a selection of `m` (messages) into the columns of [`ListedMessageRow`].
 macro_rules! listed_messages {
-    ($selection:literal, $order:literal) => {
+    ($selection:literal) => {
         concatcp!(
             "SELECT m.message_id, m.channel_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type,
                     m.thread_id, m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type, m.created_at,
@@ -55,8 +104,7 @@ macro_rules! listed_messages {
                               GROUP BY r.emoji) AS g) AS reactions
                FROM (",
             $selection,
-            ") m JOIN channels c ON c.workspace_id = m.workspace_id AND c.channel_id = m.channel_id ",
-            $order
+            ") m JOIN channels c ON c.workspace_id = m.workspace_id AND c.channel_id = m.channel_id"
         )
     };
 }
@@ -64,22 +112,24 @@ macro_rules! listed_messages {
 // The selections bind a day or an id range besides the key: replies are never older than their root, and a message has
 // the day of its id, so older partitions stay closed.
 impl Store {
-    /// Lists the root messages of a channel or conversation whose author and age pass the filters, newest first.
+    /// Lists the root messages of a channel or conversation whose author and age pass the filters, newest first, with
+    /// upper bounds of their bytes.
     pub async fn channel_messages(
         &self,
         scope: WorkspaceScope,
         channel: ChannelId,
         page: MessagePage,
         filters: &ObserverFilters,
-    ) -> StoreResult<Vec<ListedMessage>> {
+    ) -> StoreResult<Vec<(MessageId, usize)>> {
         let (not_before, above) = filters::not_before(filters);
-        let rows = sqlx::query(listed_messages!(
-            "SELECT * FROM messages
-              WHERE workspace_id = $1 AND channel_id = $2 AND thread_id IS NULL
-                AND message_id < $3 AND message_id > $4 AND created_at >= $6
-                AND ($7::bigint[] IS NULL OR agent_id = ANY ($7))
-              ORDER BY message_id DESC LIMIT $5",
-            "ORDER BY m.message_id DESC"
+        let rows = sqlx::query_as(concatcp!(
+            "SELECT m.message_id, ",
+            MESSAGE_BYTES,
+            "::bigint FROM messages m
+              WHERE m.workspace_id = $1 AND m.channel_id = $2 AND m.thread_id IS NULL
+                AND m.message_id < $3 AND m.message_id > $4 AND m.created_at >= $6
+                AND ($7::bigint[] IS NULL OR m.agent_id = ANY ($7))
+              ORDER BY m.message_id DESC LIMIT $5"
         ))
         .bind(scope.workspace_id())
         .bind(channel)
@@ -91,25 +141,26 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing the messages of a channel"))?;
-        decode_listed(&rows)
+        Ok(with_sizes(rows))
     }
 
-    /// Lists the replies of a thread whose author and age pass the filters, oldest first.
+    /// Lists the replies of a thread whose author and age pass the filters, oldest first, with upper bounds of their bytes.
     pub async fn replies(
         &self,
         scope: WorkspaceScope,
         root: MessageId,
         page: MessagePage,
         filters: &ObserverFilters,
-    ) -> StoreResult<Vec<ListedMessage>> {
+    ) -> StoreResult<Vec<(MessageId, usize)>> {
         let (not_before, above) = filters::not_before(filters);
-        let rows = sqlx::query(listed_messages!(
-            "SELECT * FROM messages
-              WHERE workspace_id = $1 AND thread_id = $2 AND message_id < $3 AND message_id > $4
-                AND created_on >= $6 AND created_at >= $7
-                AND ($8::bigint[] IS NULL OR agent_id = ANY ($8))
-              ORDER BY message_id LIMIT $5",
-            "ORDER BY m.message_id"
+        let rows = sqlx::query_as(concatcp!(
+            "SELECT m.message_id, ",
+            MESSAGE_BYTES,
+            "::bigint FROM messages m
+              WHERE m.workspace_id = $1 AND m.thread_id = $2 AND m.message_id < $3 AND m.message_id > $4
+                AND m.created_on >= $6 AND m.created_at >= $7
+                AND ($8::bigint[] IS NULL OR m.agent_id = ANY ($8))
+              ORDER BY m.message_id LIMIT $5"
         ))
         .bind(scope.workspace_id())
         .bind(root)
@@ -122,22 +173,75 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing the replies of a thread"))?;
-        decode_listed(&rows)
+        Ok(with_sizes(rows))
     }
 
-    /// Reads one message.
-    pub async fn message(&self, scope: WorkspaceScope, id: MessageId) -> StoreResult<Option<ListedMessage>> {
-        let row = sqlx::query(listed_messages!(
-            "SELECT * FROM messages WHERE workspace_id = $1 AND message_id = $2 AND created_on = $3",
-            ""
+    /// Lists the messages whose authors were bound with a session when they wrote them, newest first, with upper bounds
+    /// of their bytes.
+    pub async fn session_messages(
+        &self,
+        scope: WorkspaceScope,
+        session_ref: &str,
+        page: MessagePage,
+    ) -> StoreResult<Vec<(MessageId, usize)>> {
+        let rows = sqlx::query_as(concatcp!(
+            "SELECT m.message_id, ",
+            MESSAGE_BYTES,
+            "::bigint FROM session_messages s JOIN messages m USING (workspace_id, message_id, created_on)
+              WHERE s.workspace_id = $1 AND s.session_ref = $2 AND s.message_id < $3 AND s.message_id > $4
+              ORDER BY s.message_id DESC LIMIT $5"
+        ))
+        .bind(scope.workspace_id())
+        .bind(session_ref)
+        .bind(page.before.map_or(i64::MAX, MessageId::get))
+        .bind(page.after.map_or(-1, MessageId::get))
+        .bind(page.limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing the messages of a session"))?;
+        Ok(with_sizes(rows))
+    }
+
+    /// Reads these messages, in this order. Removed messages are left out.
+    pub async fn listed_messages(&self, scope: WorkspaceScope, ids: &[MessageId]) -> StoreResult<Vec<ListedMessage>> {
+        let rows = sqlx::query(listed_messages!(
+            "SELECT n.* FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
+               JOIN messages n ON n.workspace_id = $1 AND n.message_id = k.message_id AND n.created_on = k.created_on"
+        ))
+        .bind(scope.workspace_id())
+        .bind(ids)
+        .bind(days_of(ids))
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading listed messages"))?;
+        // Each row is freed as it is decoded, since both copies of all messages together would be large.
+        let decoded = rows.into_iter().map(|row| decode_row::<ListedMessageRow>("messages", &row).map(|row| row.0));
+        let mut found: HashMap<MessageId, ListedMessage> =
+            decoded.map(|listed| listed.map(|listed| (listed.message.id, listed))).collect::<StoreResult<_>>()?;
+        Ok(ids.iter().filter_map(|id| found.remove(id)).collect())
+    }
+
+    /// Reads a message without its contents.
+    pub async fn message_head(&self, scope: WorkspaceScope, id: MessageId) -> StoreResult<Option<MessageHead>> {
+        sqlx::query_as(concatcp!(
+            "SELECT m.message_id, m.channel_id, c.name AS channel_name, c.type AS channel_kind, c.conversation_id,
+                    m.agent_id, m.thread_id, m.created_at, ",
+            MESSAGE_BYTES,
+            "::bigint AS content_bytes
+               FROM messages m JOIN channels c ON c.workspace_id = m.workspace_id AND c.channel_id = m.channel_id
+              WHERE m.workspace_id = $1 AND m.message_id = $2 AND m.created_on = $3"
         ))
         .bind(scope.workspace_id())
         .bind(id)
         .bind(day_of_id(id.get()))
         .fetch_optional(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("reading a message"))?;
-        row.map(|row| Ok(decode_row::<ListedMessageRow>("messages", &row)?.0)).transpose()
+        .map_err(StoreError::from_sqlx("reading the head of a message"))
+    }
+
+    /// Reads one message.
+    pub async fn message(&self, scope: WorkspaceScope, id: MessageId) -> StoreResult<Option<ListedMessage>> {
+        Ok(self.listed_messages(scope, &[id]).await?.pop())
     }
 
     /// Finds a channel by name, archived or not. Conversations cannot be addressed by name.
@@ -153,7 +257,6 @@ impl Store {
     }
 }
 
-fn decode_listed(rows: &[PgRow]) -> StoreResult<Vec<ListedMessage>> {
-    let rows: Vec<ListedMessageRow> = decode_rows("messages", rows)?;
-    Ok(rows.into_iter().map(|row| row.0).collect())
+fn with_sizes(rows: Vec<(MessageId, i64)>) -> Vec<(MessageId, usize)> {
+    rows.into_iter().map(|(id, bytes)| (id, usize::try_from(bytes).unwrap_or(0))).collect()
 }

@@ -48,6 +48,8 @@ WITH old AS MATERIALIZED (
     DELETE FROM message_reads WHERE workspace_id = $1 AND message_id = ANY (ARRAY(SELECT message_id FROM old))
 ), reactions AS (
     DELETE FROM message_reactions WHERE workspace_id = $1 AND message_id = ANY (ARRAY(SELECT message_id FROM old))
+), in_sessions AS (
+    DELETE FROM session_messages WHERE workspace_id = $1 AND message_id = ANY (ARRAY(SELECT message_id FROM old))
 ), searched AS (
     DELETE FROM message_search
      WHERE workspace_id = $1 AND created_on = $2 AND message_id = ANY (ARRAY(SELECT message_id FROM old))

@@ -174,8 +174,8 @@ impl Store {
         let doing = "minting a direct node's token";
         let node = NodeId::direct(agent);
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let located: Option<(NodeId, i64)> = sqlx::query_as(
-            "SELECT node_id, token_generation FROM agents
+        let located: Option<(NodeId, i64, Option<String>)> = sqlx::query_as(
+            "SELECT node_id, token_generation, direct_machine_id FROM agents
               WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE",
         )
         .bind(scope.workspace_id())
@@ -183,21 +183,22 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        match located {
+        let machine = match located {
             None => return Ok(DirectTokenOutcome::NoAgent),
-            Some((_, now)) if now != generation => return Ok(DirectTokenOutcome::TokenRotated),
-            Some((other, _)) if other != node => return Ok(DirectTokenOutcome::BoundElsewhere(other)),
-            Some(_) => {}
-        }
+            Some((_, now, _)) if now != generation => return Ok(DirectTokenOutcome::TokenRotated),
+            Some((other, ..)) if other != node => return Ok(DirectTokenOutcome::BoundElsewhere(other)),
+            Some((.., machine)) => machine,
+        };
         sqlx::query(
-            "INSERT INTO nodes (workspace_id, node_id, name, kind, role, max_agents, created_at)
-             VALUES ($1, $2, $3, $4, $5, 1, relay_now()) ON CONFLICT (workspace_id, node_id) DO NOTHING",
+            "INSERT INTO nodes (workspace_id, node_id, name, kind, role, machine_id, max_agents, created_at)
+             VALUES ($1, $2, $3, $4, $5, $6, 1, relay_now()) ON CONFLICT (workspace_id, node_id) DO NOTHING",
         )
         .bind(scope.workspace_id())
         .bind(&node)
         .bind(format!("{DIRECT_NAME_PREFIX}{agent}"))
         .bind(NodeKind::Ws)
         .bind(NodeRole::Direct)
+        .bind(machine)
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
@@ -347,6 +348,7 @@ async fn rename_node_id(
          )
          UPDATE agents a
             SET node_id = CASE WHEN a.node_id = $2 THEN $3 ELSE a.node_id END,
+                hosted_on = CASE WHEN a.hosted_on = $2 THEN $3 ELSE a.hosted_on END,
                 provider = CASE WHEN a.node_id = $2 THEN NULL ELSE a.provider END,
                 session_node_id = CASE WHEN a.session_node_id = $2 THEN $3 ELSE a.session_node_id END
            FROM located l WHERE a.workspace_id = $1 AND a.agent_id = l.agent_id",

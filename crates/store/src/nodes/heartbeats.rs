@@ -31,6 +31,8 @@ pub struct Heartbeat {
     pub max_agents: Option<i32>,
     /// Version if the heartbeat repeats it.
     pub version: Option<String>,
+    /// Name of the node if it differs from the one that the connection declared before.
+    pub node_name: Option<String>,
     /// `true` if the provider's handlers respond.
     pub handlers_live: bool,
     /// Capability list if the heartbeat contains one.
@@ -99,6 +101,33 @@ impl Store {
         .map_err(StoreError::from_sqlx("recording heartbeats"))?;
         let beat = |ord: i64| beats.get(usize::try_from(ord - 1).ok()?);
         Ok(changed.into_iter().filter_map(beat).collect())
+    }
+
+    /// Renames a broker node outside a registration. The old name stays if another node has the new one, or if another
+    /// connection holds the provider.
+    pub async fn rename_node(&self, beat: &Heartbeat) -> StoreResult<bool> {
+        let Some(name) = &beat.node_name else { return Ok(true) };
+        let renamed = sqlx::query(formatcp!(
+            "UPDATE nodes n SET name = $5, updated_at = relay_now()
+              WHERE n.workspace_id = $1 AND n.node_id = $2 AND n.role <> '{DIRECT}' AND n.name <> $5
+                AND EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = $2 AND p.provider = $3
+                                                      AND p.epoch = $4)
+                AND NOT EXISTS (SELECT FROM nodes taken WHERE taken.workspace_id = $1 AND taken.name = $5)"
+        ))
+        .bind(beat.scope.workspace_id())
+        .bind(&beat.node_id)
+        .bind(&beat.provider)
+        .bind(beat.epoch)
+        .bind(name)
+        .execute(&self.pool)
+        .with_timeout()
+        .await
+        .map_err(StoreError::from_sqlx("renaming a node"));
+        match renamed {
+            // Another node took the name in the same moment.
+            Err(error) if error.violates("nodes_name_is_unique") => Ok(false),
+            other => Ok(other?.rows_affected() > 0),
+        }
     }
 
     /// Applies changed capabilities outside a registration. If an action that the provider claims belongs to another

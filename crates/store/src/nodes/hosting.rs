@@ -169,7 +169,7 @@ impl Store {
                         binding_id = coalesce(binding_id, $6), bound_at = coalesce(bound_at, relay_now()),
                         rebound_at = CASE WHEN bound_at IS NULL THEN NULL ELSE relay_now() END,
                         session_ref = coalesce($7, session_ref), resumable = coalesce($8, resumable),
-                        session_node_id = $3, mailbox_orphaned = false
+                        session_node_id = $3, hosted_on = $3, mailbox_orphaned = false
                   WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL
                     AND EXISTS (SELECT 1 FROM held) AND EXISTS (SELECT 1 FROM before)
               RETURNING agent_id
@@ -218,7 +218,7 @@ impl Store {
              )
              UPDATE agents a
                 SET node_id = $6, provider = NULL, status = 'offline', last_seen_at = greatest(a.last_seen_at, $7),
-                    binding_id = NULL, bound_at = NULL, rebound_at = NULL,
+                    binding_id = NULL, bound_at = NULL, rebound_at = NULL, hosted_on = NULL,
                     mailbox_orphaned = coalesce(NOT a.resumable, false)
                FROM here
               WHERE a.workspace_id = $1 AND a.agent_id = here.agent_id
@@ -238,7 +238,7 @@ impl Store {
         let (name, status): (String, AgentStatus) = decode_row("agents", &left)?;
         let mut events =
             if status == AgentStatus::Offline { Vec::new() } else { vec![status_event(agent, &name, "offline")] };
-        events.extend(sessions::exit_events(&mut tx, fence, &[agent], "deregistered").await?);
+        events.extend(sessions::exit_events(&mut tx, fence.scope, &fence.node_id, &[agent], "deregistered").await?);
         let recorded = events::append(&mut tx, fence.scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some(recorded))
@@ -265,11 +265,14 @@ impl Store {
         bind_listed(&mut tx, fence, listed).await?;
         let missing = mark_missing(&mut tx, fence, listed, at).await?;
         let mut events = changes.events;
-        events.extend(missing.iter().map(|(id, name)| status_event(*id, name, "offline")));
-        let missing: Vec<AgentId> = missing.into_iter().map(|(id, _)| id).collect();
+        let offline: Vec<&MissingAgent> = missing.iter().filter(|agent| agent.was_online).collect();
+        events.extend(offline.iter().map(|agent| status_event(agent.agent_id, &agent.name, "offline")));
+        let ended: Vec<AgentId> = missing.iter().filter(|agent| agent.was_hosted).map(|agent| agent.agent_id).collect();
+        let missing: Vec<AgentId> = offline.into_iter().map(|agent| agent.agent_id).collect();
         let spawned: Vec<SpawnedAgent> = listed.iter().filter_map(spawned_agent).collect();
         let reconciled = spawn::reconcile_spawns(&mut tx, fence, &spawned, at).await?;
-        events.extend(sessions::exit_events(&mut tx, fence, &missing, "missing_from_inventory").await?);
+        let (scope, node) = (fence.scope, &fence.node_id);
+        events.extend(sessions::exit_events(&mut tx, scope, node, &ended, "missing_from_inventory").await?);
         let recorded = events::append(&mut tx, fence.scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         let ListedChanges { rebound, left, .. } = changes;
@@ -348,25 +351,45 @@ fn check_listed(
     if conflicts.is_empty() { Ok(changes) } else { Err(conflicts) }
 }
 
-/// Marks the provider's agents offline that an inventory does not list.
+/// Agent that an inventory leaves out.
+#[derive(sqlx::FromRow)]
+struct MissingAgent {
+    agent_id: AgentId,
+    name: String,
+    was_online: bool,
+    /// `true` if the node has named it before as running there.
+    was_hosted: bool,
+}
+
+/// Marks the provider's agents offline that an inventory does not list. Some that have ended may be offline already: their
+/// connection was lost before.
 async fn mark_missing(
     tx: &mut PgConnection,
     fence: &Fence,
     listed: &[ListedAgent],
     at: DateTime<Utc>,
-) -> StoreResult<Vec<(AgentId, String)>> {
+) -> StoreResult<Vec<MissingAgent>> {
     // An agent registers before its process starts, and an inventory may arrive in between: an agent with a recent spawn
     // invocation is not missing.
     sqlx::query_as(
-        "UPDATE agents a SET status = 'offline', last_seen_at = greatest(a.last_seen_at, $6),
-                mailbox_orphaned = coalesce(NOT a.resumable, false)
-          WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.provider = $3 AND a.deleted_at IS NULL
-            AND a.status <> 'offline' AND a.agent_id <> ALL ($4)
-            AND NOT EXISTS (SELECT FROM invocations i
-                             WHERE i.workspace_id = a.workspace_id AND i.agent_id = a.agent_id
-                               AND i.status = 'dispatched' AND i.came_up IS NULL
-                               AND coalesce(i.sent_at, i.dispatched_at) > $5)
-      RETURNING a.agent_id, a.name",
+        "WITH unlisted AS MATERIALIZED (
+             SELECT a.agent_id, a.status <> 'offline' AS was_online, coalesce(a.hosted_on = $2, false) AS was_hosted
+               FROM agents a
+              WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.provider = $3 AND a.deleted_at IS NULL
+                AND (a.status <> 'offline' OR a.hosted_on = $2) AND a.agent_id <> ALL ($4)
+                AND NOT EXISTS (SELECT FROM invocations i
+                                 WHERE i.workspace_id = a.workspace_id AND i.agent_id = a.agent_id
+                                   AND i.status = 'dispatched' AND i.came_up IS NULL
+                                   AND coalesce(i.sent_at, i.dispatched_at) > $5)
+              ORDER BY a.agent_id FOR UPDATE
+         )
+         UPDATE agents a
+            SET status = 'offline', hosted_on = NULL,
+                last_seen_at = CASE WHEN u.was_online THEN greatest(a.last_seen_at, $6) ELSE a.last_seen_at END,
+                mailbox_orphaned = CASE WHEN u.was_online THEN coalesce(NOT a.resumable, false)
+                                        ELSE a.mailbox_orphaned END
+           FROM unlisted u WHERE a.workspace_id = $1 AND a.agent_id = u.agent_id
+      RETURNING a.agent_id, a.name, u.was_online, u.was_hosted",
     )
     .bind(fence.scope.workspace_id())
     .bind(&fence.node_id)
@@ -418,7 +441,7 @@ async fn bind_listed(tx: &mut PgConnection, fence: &Fence, listed: &[ListedAgent
                 binding_id = coalesce(a.binding_id,
                     'anb_' || a.agent_id || '_' || (extract(epoch FROM relay_now()) * 1000)::bigint),
                 bound_at = coalesce(a.bound_at, relay_now()), session_ref = coalesce(l.session_ref, a.session_ref),
-                session_node_id = $2, mailbox_orphaned = false
+                session_node_id = $2, hosted_on = $2, mailbox_orphaned = false
            FROM unnest($4::bigint[], $5::text[]) AS l (agent_id, session_ref)
           WHERE a.workspace_id = $1 AND a.agent_id = l.agent_id",
     )

@@ -74,6 +74,8 @@ pub struct ProviderRegistration {
     pub cursor_granted: bool,
     pub tags: Vec<String>,
     pub version: String,
+    /// Machine of a direct node if the client names it.
+    pub machine_id: Option<String>,
     /// Maximum number of agents; 0 means unlimited.
     pub max_agents: i32,
 }
@@ -181,6 +183,9 @@ impl Store {
                 other => other?,
             }
         }
+        if let (NodeRole::Direct, Some(machine)) = (role, &registration.machine_id) {
+            set_machine(&mut tx, key, machine).await?;
+        }
         note_connection(&mut tx, key).await?;
         let was_connected = match role {
             NodeRole::Direct => true,
@@ -277,6 +282,20 @@ async fn rename_node(tx: &mut PgConnection, key: ProviderKey<'_>, name: &str) ->
         .execute(tx)
         .await
         .map_err(StoreError::from_sqlx("renaming a node"))?;
+    Ok(())
+}
+
+async fn set_machine(tx: &mut PgConnection, key: ProviderKey<'_>, machine: &str) -> StoreResult<()> {
+    sqlx::query(
+        "UPDATE nodes SET machine_id = $3, updated_at = relay_now()
+          WHERE workspace_id = $1 AND node_id = $2 AND machine_id IS DISTINCT FROM $3",
+    )
+    .bind(key.scope.workspace_id())
+    .bind(key.node)
+    .bind(machine)
+    .execute(tx)
+    .await
+    .map_err(StoreError::from_sqlx("changing a node's machine"))?;
     Ok(())
 }
 

@@ -42,6 +42,7 @@ impl FromRow<'_, PgRow> for NodeRow {
             version: row.try_get("version")?,
             max_agents: row.try_get("max_agents")?,
             delivery: row.try_get("delivery")?,
+            bound_agents: row.try_get("bound_agents")?,
             created_at: row.try_get("created_at")?,
         }))
     }
@@ -88,18 +89,19 @@ pub struct NodeListPosition {
     pub name: String,
 }
 
+// The count reads the index `agents_by_node`.
 const NODE_COLUMNS: &str = "n.node_id, n.name, n.kind, n.role, n.machine_id, n.delivery_adapter, n.capabilities, \
-                            n.tags, n.version, n.max_agents, n.delivery, n.created_at";
+                            n.tags, n.version, n.max_agents, n.delivery, n.created_at, \
+                            (SELECT count(*) FROM agents b WHERE b.workspace_id = n.workspace_id \
+                                AND b.node_id = n.node_id AND b.deleted_at IS NULL) AS bound_agents";
 
 impl Store {
     /// Returns the node with a name or id; the name takes precedence.
     pub async fn node(&self, scope: WorkspaceScope, name_or_id: &str) -> StoreResult<Option<Node>> {
-        let row = sqlx::query(
-            "SELECT node_id, name, kind, role, machine_id, delivery_adapter, capabilities, tags, version,
-                    max_agents, delivery, created_at
-               FROM nodes WHERE workspace_id = $1 AND (name = $2 OR node_id = $2)
-              ORDER BY (name = $2) DESC LIMIT 1",
-        )
+        let row = sqlx::query(formatcp!(
+            "SELECT {NODE_COLUMNS} FROM nodes n WHERE n.workspace_id = $1 AND (n.name = $2 OR n.node_id = $2)
+              ORDER BY (n.name = $2) DESC LIMIT 1"
+        ))
         .bind(scope.workspace_id())
         .bind(name_or_id)
         .fetch_optional(&self.pool)
@@ -135,12 +137,11 @@ impl Store {
         id: Option<&NodeId>,
         name: &str,
     ) -> StoreResult<Option<(Node, Option<EncryptedSecret>)>> {
-        let row = sqlx::query(
-            "SELECT node_id, name, kind, role, machine_id, delivery_adapter, capabilities, tags, version,
-                    max_agents, delivery, created_at, sealed_key_id, sealed
-               FROM nodes WHERE workspace_id = $1 AND (node_id = $2 OR name = $3)
-              ORDER BY (node_id = $2) DESC NULLS LAST LIMIT 1",
-        )
+        let row = sqlx::query(formatcp!(
+            "SELECT {NODE_COLUMNS}, n.sealed_key_id, n.sealed
+               FROM nodes n WHERE n.workspace_id = $1 AND (n.node_id = $2 OR n.name = $3)
+              ORDER BY (n.node_id = $2) DESC NULLS LAST LIMIT 1"
+        ))
         .bind(scope.workspace_id())
         .bind(id)
         .bind(name)

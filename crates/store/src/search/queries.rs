@@ -9,7 +9,14 @@ use chrono::{DateTime, NaiveDate, Utc};
 use const_format::formatcp;
 use relay_domain::{AgentId, ChannelId, ConversationId, MessageId, WorkspaceScope};
 
-use crate::{Store, StoreError, StoreResult, codes::CHANNEL, messages::days::day_of_id};
+use crate::{
+    Store, StoreError, StoreResult,
+    codes::CHANNEL,
+    messages::{
+        contents::{days_of, decode_sized},
+        days::day_of_id,
+    },
+};
 
 /// Number of the newest matches that are ranked; older ones are ignored.
 pub const MAX_RANKED: usize = 1000;
@@ -63,6 +70,7 @@ pub struct FoundMessage {
     pub agent_id: AgentId,
     /// The author's name at that time.
     pub agent_name: String,
+    /// Empty until it is read.
     pub text: String,
     pub created_at: DateTime<Utc>,
     /// Root of the thread.
@@ -119,7 +127,8 @@ SELECT s.message_id, ts_rank(s.document, websearch_to_tsquery('simple', $2))
  ORDER BY s.message_id DESC LIMIT $10";
 
 impl Store {
-    /// Searches messages. Returns at most `limit` matches, best first, the newer one first among equals.
+    /// Searches messages. Returns at most `limit` matches without their texts, and the bytes of these; best first, the
+    /// newer one first among equals.
     ///
     /// Of more than [`MAX_RANKED`] matches only the newest are ranked. Only the first 32 768 characters of a text are
     /// searched.
@@ -129,7 +138,7 @@ impl Store {
         reader: &Reader,
         query: &SearchQuery<'_>,
         limit: usize,
-    ) -> StoreResult<Vec<FoundMessage>> {
+    ) -> StoreResult<Vec<(FoundMessage, usize)>> {
         let edge = self.search_edge(scope, query.before).await?;
         let Some(edge) = edge.filter(|_| !query.text.trim().is_empty()) else { return Ok(Vec::new()) };
         // A query without any term (`-`, `""`, `!!`) finds nothing.
@@ -238,27 +247,27 @@ impl Store {
     }
 
     /// Reads the columns of the matches, in their order.
-    async fn found_messages(&self, scope: WorkspaceScope, found: &[Ranked]) -> StoreResult<Vec<FoundMessage>> {
+    async fn found_messages(&self, scope: WorkspaceScope, found: &[Ranked]) -> StoreResult<Vec<(FoundMessage, usize)>> {
         if found.is_empty() {
             return Ok(Vec::new());
         }
         let ids: Vec<MessageId> = found.iter().map(|(id, _)| *id).collect();
-        let days: Vec<NaiveDate> = ids.iter().map(|id| day_of_id(id.get())).collect();
-        let mut rows: Vec<FoundMessage> = sqlx::query_as(
+        let rows = sqlx::query(
             "SELECT m.message_id, m.channel_id, c.name AS channel_name, c.conversation_id, m.agent_id, m.agent_name,
-                    m.text, m.created_at, m.thread_id
+                    '' AS text, octet_length(m.text)::bigint AS content_bytes, m.created_at, m.thread_id
                FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
                JOIN messages m ON m.workspace_id = $1 AND m.message_id = k.message_id AND m.created_on = k.created_on
                JOIN channels c ON c.workspace_id = $1 AND c.channel_id = m.channel_id",
         )
         .bind(scope.workspace_id())
         .bind(&ids)
-        .bind(days)
+        .bind(days_of(&ids))
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading search results"))?;
-        rows.sort_by_key(|row| ids.iter().position(|id| *id == row.message_id));
-        for row in &mut rows {
+        let mut rows: Vec<(FoundMessage, usize)> = decode_sized("messages", &rows)?;
+        rows.sort_by_key(|(row, _)| ids.iter().position(|id| *id == row.message_id));
+        for (row, _) in &mut rows {
             row.score = found.iter().find(|(id, _)| *id == row.message_id).map_or(0.0, |(_, score)| *score);
         }
         Ok(rows)

@@ -4,7 +4,12 @@ use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{AgentId, ChannelId, ConversationId, JsonText, MessageId, WorkspaceScope};
 
-use crate::{Store, StoreError, StoreResult, codes::CHANNEL, decode::decode_rows, messages::days::day_of_id};
+use crate::{
+    Store, StoreError, StoreResult,
+    codes::CHANNEL,
+    messages::{contents::decode_sized, days::day_of_id},
+    sizes::MESSAGE_BYTES,
+};
 
 /// Newest messages that one list scans. The filters have no index of their own, so an unbounded scan of a rare match
 /// would read every partition.
@@ -23,10 +28,11 @@ pub struct ActivityRow {
     pub agent_name: String,
     /// Root message of its thread.
     pub thread_id: Option<MessageId>,
+    /// Empty until it is read.
     pub text: String,
     /// Free text set by the author.
     pub content_type: Option<String>,
-    /// Object set by the author.
+    /// Object set by the author; empty until it is read.
     #[sqlx(json)]
     pub metadata: JsonText,
     pub attachment_count: i32,
@@ -49,19 +55,21 @@ pub struct ActivityFilter {
 }
 
 impl Store {
-    /// Returns messages of a workspace, replies included, newest first. Filters apply to the newest 20 000 before
+    /// Returns messages of a workspace without their contents, replies included, newest first, and upper bounds of the
+    /// bytes of their contents. Filters apply to the newest 20 000 before
     /// `filter.before`.
     pub async fn activity(
         &self,
         scope: WorkspaceScope,
         filter: &ActivityFilter,
         limit: i64,
-    ) -> StoreResult<Vec<ActivityRow>> {
+    ) -> StoreResult<Vec<(ActivityRow, usize)>> {
         let last_day = filter.before.map(|before| day_of_id(before.get()));
         // The day bounds the partitions that the inner query opens; the id alone does not prune.
         let rows = sqlx::query(formatcp!(
             "SELECT m.message_id, m.channel_id, c.name AS channel_name, c.conversation_id, m.agent_id, m.agent_name,
-                    m.thread_id, m.text, m.content_type, m.metadata,
+                    m.thread_id, '' AS text, m.content_type, '{{}}'::json AS metadata,
+                    {MESSAGE_BYTES}::bigint AS content_bytes,
                     json_array_length(m.attachments) AS attachment_count, cardinality(m.mentions) AS mention_count,
                     relay_metric(m.metadata, 'latency_ms', 'latency_ms') AS latency_ms, m.created_at
                FROM (SELECT * FROM messages
@@ -86,6 +94,6 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing the messages of a workspace"))?;
-        decode_rows("messages", &rows)
+        decode_sized("messages", &rows)
     }
 }

@@ -4,13 +4,16 @@ use relay_domain::{NodeId, WorkspaceId, WorkspaceScope};
 
 use crate::{Store, StoreError, StoreResult, statement_timeout::StatementTimeout as _};
 
-/// SQL condition: the workspace of a row is deleted, expired or suspended. Nothing is sent to its endpoints then.
+/// SQL condition: the workspace of a row is deleted, expired or suspended, or its creator is suspended. Nothing is sent
+/// to its endpoints then.
 macro_rules! is_suspended {
     ($row:literal) => {
         concat!(
             "EXISTS (SELECT FROM workspaces held WHERE held.workspace_id = ",
             $row,
-            ".workspace_id AND (held.deleted_at IS NOT NULL OR held.suspended_at IS NOT NULL OR held.expires_at <= relay_now()))"
+            ".workspace_id AND (held.deleted_at IS NOT NULL OR held.suspended_at IS NOT NULL OR held.expires_at <= relay_now()
+                 OR EXISTS (SELECT FROM workspaces creator WHERE creator.workspace_id = held.created_by
+                               AND creator.suspended_at IS NOT NULL AND creator.deleted_at IS NULL)))"
         )
     };
 }
@@ -32,10 +35,14 @@ pub struct NodeWorkload {
 }
 
 impl Store {
-    /// Returns all suspended workspaces and drained nodes.
+    /// Returns all suspended workspaces, with the children of these, and drained nodes.
     pub async fn suspensions(&self) -> StoreResult<SuspensionRows> {
         let rows: Vec<(WorkspaceId, Option<NodeId>)> = sqlx::query_as(
             "SELECT workspace_id, NULL FROM workspaces WHERE suspended_at IS NOT NULL AND deleted_at IS NULL
+             UNION
+             SELECT child.workspace_id, NULL
+               FROM workspaces creator JOIN workspaces child ON child.created_by = creator.workspace_id
+              WHERE creator.suspended_at IS NOT NULL AND creator.deleted_at IS NULL AND child.deleted_at IS NULL
              UNION ALL
              SELECT workspace_id, node_id FROM nodes WHERE draining_at IS NOT NULL AND drained_at <= relay_now()",
         )
@@ -53,7 +60,8 @@ impl Store {
         Ok(refused)
     }
 
-    /// Suspends or resumes a workspace. Returns whether that changed anything; `None` if it is deleted.
+    /// Suspends or resumes a workspace, and with it its children that are not suspended themselves. Returns whether that
+    /// changed anything; `None` if it is deleted.
     pub async fn set_suspended(&self, scope: WorkspaceScope, suspended: bool) -> StoreResult<Option<bool>> {
         sqlx::query_scalar(
             "WITH found AS (

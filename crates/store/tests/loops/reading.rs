@@ -74,7 +74,7 @@ impl Database {
         let (scope, _) = Self::mailbox(ADA);
         let query = SearchQuery { text, channel: None, from: None, before: None, after: None };
         let found = self.store.search(scope, &Reader::Workspace, &query, 100).await.unwrap();
-        found.into_iter().map(|row| row.message_id.get()).collect()
+        found.into_iter().map(|(row, _)| row.message_id.get()).collect()
     }
 
     async fn indexed(&self) -> i64 {

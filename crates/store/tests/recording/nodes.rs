@@ -20,6 +20,7 @@ fn registration(provider: &ProviderName) -> ProviderRegistration {
         cursor_granted: false,
         tags: Vec::new(),
         version: String::new(),
+        machine_id: None,
         max_agents: 0,
     }
 }

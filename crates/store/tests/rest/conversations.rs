@@ -101,7 +101,9 @@ async fn a_group_is_made_once_under_its_key_and_listed_with_what_is_unread() {
     db.ack_floor(1, 1).await;
 
     let listed = db.store.conversations(scope, ada, 10).await.unwrap();
-    let [group] = listed.as_slice() else { panic!("{listed:?}") };
+    let [(group, text_bytes)] = listed.as_slice() else { panic!("{listed:?}") };
+    let texts = db.store.message_texts(scope, &[relay_domain::MessageId::new(last)]).await.unwrap();
+    assert_eq!(texts.values().map(String::len).collect::<Vec<_>>(), [*text_bytes]);
     assert_eq!(group.conversation.title.as_deref(), Some("us"));
     assert_eq!(group.participant_names, ["ada", "bob"]);
     assert_eq!(
@@ -111,6 +113,8 @@ async fn a_group_is_made_once_under_its_key_and_listed_with_what_is_unread() {
     );
 
     let page = db.store.channel_messages(scope, ChannelId::new(50), PAGE, &ObserverFilters::default()).await.unwrap();
+    let ids: Vec<_> = page.iter().map(|(id, _)| *id).collect();
+    let page = db.store.listed_messages(scope, &ids).await.unwrap();
     let seen: Vec<_> = page.iter().map(|m| (m.message.id.get() & 0xff, m.reply_count)).collect();
     assert_eq!(seen, [(3, 0), (2, 0), (1, 1)], "roots, newest first");
     let replies =

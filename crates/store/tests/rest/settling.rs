@@ -36,7 +36,7 @@ impl Database {
 
     async fn listed(&self, status: Option<DeliveryState>) -> Vec<i64> {
         let (scope, ada) = Self::mailbox(ADA);
-        self.store.deliveries(scope, ada, status, 100).await.unwrap().iter().map(|row| row.seq).collect()
+        self.store.deliveries(scope, ada, status, 100).await.unwrap().iter().map(|(row, _)| row.seq).collect()
     }
 }
 

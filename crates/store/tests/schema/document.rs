@@ -74,6 +74,7 @@ const NOUNS: [Noun; 16] = [
             ("messages", "Messages, written once by the committer. Partitioned by day."),
             ("message_edits", "Earlier texts of edited messages, kept as long as events are."),
             ("message_reactions", "Reactions to messages."),
+            ("session_messages", "Messages by the session that their author was bound with."),
             ("message_reads", "Explicit read receipts."),
             ("outbox", "Committed batches that are still to be published to NATS."),
             ("webhooks", "Inbound webhooks: tokens with which messages are posted from outside."),
@@ -158,7 +159,7 @@ const NOUNS: [Noun; 16] = [
 
 /// References between tables: child, column, parent. The schema has no foreign keys, because tables are partitioned
 /// and rows of a deleted workspace go in the background.
-const REFERENCES: [(&str, &str, &str); 22] = [
+const REFERENCES: [(&str, &str, &str); 23] = [
     ("agents", "workspace_id", "workspaces"),
     ("agents", "node_id", "nodes"),
     ("providers", "node_id", "nodes"),
@@ -181,6 +182,7 @@ const REFERENCES: [(&str, &str, &str); 22] = [
     ("event_log", "workspace_id", "workspaces"),
     ("file_attachments", "file_id", "files"),
     ("file_attachments", "message_id", "messages"),
+    ("session_messages", "message_id", "messages"),
 ];
 
 const COLUMNS: &str = "

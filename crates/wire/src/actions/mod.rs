@@ -95,7 +95,7 @@ pub struct InvocationAck {
     /// Id of the agent that handles the action.
     #[schema(value_type = Option<Id>)]
     pub handler_agent_id: Option<AgentId>,
-    /// Id of the node that handles the action, if it is fixed.
+    /// Id of the node that handles the action: the one that must, otherwise the one that it was placed on.
     #[schema(value_type = Option<String>)]
     pub handler_node_id: Option<NodeId>,
     /// Id of the node that the invocation was sent to.

@@ -41,6 +41,9 @@ pub struct RegisterAgentBody {
     /// `true` (default): the agent joins `general`.
     #[serde(default)]
     pub auto_join_general: Option<bool>,
+    /// Prefix of the machine in the agent's address while it is on its own node.
+    #[serde(default)]
+    pub direct_machine_prefix: Option<String>,
 }
 
 /// Type of an agent.
@@ -96,6 +99,9 @@ pub struct RegisteredAgent {
     pub name: String,
     /// The name as a mention, `@name`.
     pub handle: String,
+    /// Address, `name@machine`.
+    #[schema(example = "ada@direct")]
+    pub address: String,
     /// Bearer token, shown only in this response.
     pub token: String,
     /// Always `online`.
@@ -121,6 +127,9 @@ pub struct Agent {
     pub name: String,
     /// `@name`.
     pub handle: String,
+    /// Address, `name@machine`: the name of its node, or the machine of its own one.
+    #[schema(example = "ada@build-box")]
+    pub address: String,
     /// agent, human or system.
     #[serde(rename = "type")]
     #[schema(value_type = AgentType)]

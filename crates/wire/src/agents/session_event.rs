@@ -1,6 +1,6 @@
 //! Request and response bodies of the session event routes.
 
-use relay_domain::{AgentId, SessionEventId};
+use relay_domain::{AgentId, JsonText, SessionEventId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};
@@ -47,7 +47,7 @@ pub struct SessionEvent {
     pub event_type: String,
     /// Payload of the event.
     #[schema(value_type = Object)]
-    pub payload: Value,
+    pub payload: JsonText,
     /// Sequence number, from 1 per agent.
     pub sequence: i64,
     /// Time of acceptance.

@@ -119,16 +119,6 @@ pub struct MessagesPage {
     pub exhausted: bool,
 }
 
-/// Response of `GET /v1/dm/conversations/:id/messages`: a page if the query has `page=1`, else the messages alone.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-pub enum AnyMessages {
-    /// The messages and where the next page begins.
-    Page(MessagesPage),
-    /// The messages, newest first.
-    List(Vec<ConversationMessage>),
-}
-
 /// Response of `POST /v1/dm/:id/participants`.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AddedParticipant {

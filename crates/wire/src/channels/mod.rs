@@ -92,6 +92,22 @@ pub struct Channel {
     pub member_count: i64,
 }
 
+/// Response of `POST /v1/agents/:name/subscription-channel`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SubscriptionChannel {
+    /// The channel itself.
+    #[serde(flatten)]
+    pub channel: Channel,
+    /// Id of its only recipient.
+    #[schema(value_type = Id)]
+    pub agent_id: AgentId,
+    /// Name of the recipient.
+    pub agent_name: String,
+    /// Address of the recipient.
+    #[schema(example = "ada@direct")]
+    pub address: String,
+}
+
 /// Response of `GET /v1/channels/:name`.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ChannelDetails {

@@ -177,9 +177,9 @@ pub struct AgentExited<'a> {
     pub agent_name: &'a str,
     /// Node that hosted it.
     pub node_id: &'a str,
-    /// Invocation that spawned it.
-    pub invocation_id: InvocationId,
-    /// `released`, or the reason of the provider.
+    /// Invocation that spawned it; null if none did.
+    pub invocation_id: Option<InvocationId>,
+    /// `released`, `deleted`, or the reason of the provider.
     pub reason: &'a str,
 }
 

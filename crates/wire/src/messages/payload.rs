@@ -3,7 +3,7 @@
 use relay_domain::{
     ConversationId, JsonText,
     channels::ChannelKind,
-    messages::{Message, client_metadata},
+    messages::{Message, client_metadata, from_address},
 };
 use serde::Serialize;
 use serde_json::{
@@ -63,6 +63,8 @@ pub(crate) struct ConversationData<'a> {
     message: NestedMessage<'a>,
     injection_mode: &'a str,
     attachments: &'a Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_address: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     from_agent_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -143,6 +145,7 @@ impl<'a> MessageView<'a> {
                 message: nested,
                 injection_mode: message.mode.as_str(),
                 attachments: &message.attachments,
+                from_address: from_address(&message.metadata),
                 from_agent_id: direct.then_some(&self.author),
                 to: direct.then_some(self.recipient),
                 agent_id: (!direct).then_some(&self.author),

@@ -120,6 +120,9 @@ pub struct Register {
     pub repo_keys: Option<Vec<String>>,
     /// Free-form version of the software.
     pub version: String,
+    /// Machine of a direct node, which is part of its agent's address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_id: Option<String>,
 }
 
 /// Frame of type `node.heartbeat`.
@@ -140,6 +143,9 @@ pub struct Heartbeat {
     /// `true` if the handlers respond.
     #[serde(default)]
     pub handlers_live: bool,
+    /// Name of the node, if it is repeated or has changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// All capabilities, if they changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<Capability>>,

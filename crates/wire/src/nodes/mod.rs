@@ -228,8 +228,10 @@ pub struct Node {
     pub handlers_live: bool,
     /// Load from 0 to 1; 0 if it is not measured.
     pub load: f64,
-    /// Number of running agents.
-    pub active_agents: i32,
+    /// Number of agents bound to the node.
+    pub active_agents: i64,
+    /// `true` if the node is not live: some of its agents may have ended since.
+    pub active_agents_stale: bool,
     /// Number of reservations for agents being spawned.
     pub reserved_agents: i64,
     /// Maximum number of agents; 0 for unlimited.
@@ -254,7 +256,7 @@ pub struct NodeProvider {
     pub handlers_live: bool,
     /// Load from 0 to 1; 0 if it is not measured.
     pub load: f64,
-    /// Number of running agents.
+    /// Number of running agents in its last heartbeat.
     pub active_agents: i32,
     /// Number of reservations for agents being spawned.
     pub reserved_agents: i64,

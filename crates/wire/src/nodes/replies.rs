@@ -6,6 +6,9 @@ use serde_json::Value;
 use super::{Node, frame::Provider};
 use crate::field::Timestamp;
 
+/// Name of the rules of registration: one accepted or refused entry for each capability.
+const REGISTRATION_CONTRACT: &str = "relay:node-registration-v1";
+
 /// `data` of the reply to `node.register`: the roster entry without the fields that published clients do not expect,
 /// and what the registration adds.
 #[derive(Debug, Serialize)]
@@ -24,12 +27,14 @@ pub struct NodeRegistered<'a> {
     live: bool,
     handlers_live: bool,
     load: f64,
-    active_agents: i32,
+    active_agents: i64,
     last_heartbeat_at: Option<Timestamp>,
     max_agents: i32,
     created_at: Timestamp,
     provider: Provider,
     accepted_capabilities: Vec<AcceptedCapability<'a>>,
+    /// Rules of registration that the engine follows (docs/protocol/node.md, "node.register").
+    registration_contract: &'static str,
 }
 
 /// Capability as the engine understood it.
@@ -68,6 +73,7 @@ impl<'a> NodeRegistered<'a> {
             created_at: node.created_at,
             provider,
             accepted_capabilities,
+            registration_contract: REGISTRATION_CONTRACT,
         }
     }
 }

@@ -91,6 +91,15 @@ pub struct ObserverToken {
     pub token: Option<String>,
 }
 
+/// Completes stored filters for an answer: direct messages are hidden unless the filters show them.
+#[must_use]
+pub fn show_filters(mut stored: Value) -> Value {
+    if let Value::Object(filters) = &mut stored {
+        filters.entry("include_dms").or_insert(Value::Bool(false));
+    }
+    stored
+}
+
 /// Filters of an observer. Absent filters do not limit; lists have 1 to 100 entries.
 ///
 /// Only describes the schema; `relay_domain::observers` parses filters.

@@ -50,6 +50,48 @@ pub struct Provenance {
     pub classification: Option<Classification>,
 }
 
+/// Client that creates a workspace, as its request headers name it.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub struct Origin {
+    /// `X-Relaycast-Origin-Client`.
+    #[serde(rename = "origin_client", skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = "@relaycast/sdk")]
+    pub client: Option<String>,
+    /// `X-Relaycast-Origin-Version`, otherwise `X-SDK-Version`.
+    #[serde(rename = "origin_version", skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = "6.0.2")]
+    pub version: Option<String>,
+    /// `X-Relaycast-Origin-Actor`, in lower case.
+    #[serde(rename = "origin_actor", skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub actor: Option<String>,
+    /// `X-Agent-Relay-Distinct-Id`.
+    #[serde(rename = "origin_distinct_id", skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub distinct_id: Option<String>,
+}
+
+/// Origin of a workspace: the declared one with the client that created it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Attribution {
+    #[serde(flatten)]
+    declared: Provenance,
+    #[serde(flatten)]
+    origin: Origin,
+}
+
+impl Attribution {
+    /// Combines a declared provenance with the client of the request; `None` if there is neither. A client that declares
+    /// nothing is an SDK: only those send the headers.
+    #[must_use]
+    pub fn of_request(declared: Option<Provenance>, origin: Origin) -> Option<Self> {
+        let is_named = origin.client.is_some() || origin.actor.is_some() || origin.distinct_id.is_some();
+        let by_headers =
+            || is_named.then_some(Provenance { source: ProvenanceSource::Sdk, origin_id: None, classification: None });
+        declared.or_else(by_headers).map(|declared| Self { declared, origin })
+    }
+}
+
 /// Kind of tool that creates workspaces.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -124,7 +166,7 @@ pub struct Workspace {
     #[schema(value_type = Object)]
     pub metadata: Value,
     /// Origin of the workspace.
-    #[schema(value_type = Option<Provenance>)]
+    #[schema(value_type = Option<Attribution>)]
     pub provenance: Option<Value>,
     /// Default TTL of deliveries, in seconds.
     pub delivery_ttl_seconds: i32,

@@ -9,6 +9,8 @@ pub(crate) enum AgentError {
     NotFound { name: String },
     #[error("an agent named \"{name}\" already exists")]
     AlreadyExists { name: String },
+    #[error("the agent has no terminal: its runtime is headless")]
+    UnsupportedRuntime,
     #[error("{0}")]
     Invalid(String),
     #[error("{0}")]
@@ -35,6 +37,7 @@ impl AgentError {
             Self::Engine(error) => error.is_passing(),
             Self::NotFound { .. }
             | Self::AlreadyExists { .. }
+            | Self::UnsupportedRuntime
             | Self::Invalid(_)
             | Self::SpawnFailed(_)
             | Self::CapacityExceeded { .. }

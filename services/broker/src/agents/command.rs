@@ -108,6 +108,9 @@ impl AgentHandle {
 
     /// The terminal of the running process.
     pub(crate) fn terminal(&self) -> Result<Terminal, AgentError> {
+        if self.spec.headless.is_some() {
+            return Err(AgentError::UnsupportedRuntime);
+        }
         self.info.borrow().terminal.clone().ok_or(AgentError::Disappeared)
     }
 

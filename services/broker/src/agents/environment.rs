@@ -12,6 +12,8 @@ pub(crate) const MARKER: &str = "AGENT_RELAY_SPAWN_ID";
 /// Variables of the broker that agents must not have: they control the broker and every agent.
 const WITHHELD: [&str; 6] =
     ["RELAY_BROKER_API_KEY", "RELAY_NODE_TOKEN", "RELAY_BROKER_URL", "CLAUDECODE", "LINES", "COLUMNS"];
+/// Workspaces with their keys.
+const WORKSPACES: &str = "RELAY_WORKSPACES_JSON";
 /// Workspace keys under all their names.
 const WORKSPACE_KEYS: [&str; 3] = ["AGENT_RELAY_WORKSPACE_KEY", "RELAY_WORKSPACE_KEY", "RELAY_API_KEY"];
 
@@ -23,7 +25,7 @@ pub(super) fn environment(
     ack_folder: Option<&Path>,
 ) -> BTreeMap<OsString, OsString> {
     let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-    for name in WITHHELD.iter().chain(&WORKSPACE_KEYS) {
+    for name in WITHHELD.iter().chain(&WORKSPACE_KEYS).chain([&WORKSPACES]) {
         environment.remove(&OsString::from(name));
     }
     if environment.get(&OsString::from("TERM")).is_none_or(|term| term.is_empty() || term == "dumb") {
@@ -46,7 +48,7 @@ pub(super) fn environment(
             "workspace_alias": identity.workspace_alias,
             "api_key": identity.workspace_key,
         }]);
-        set("RELAY_WORKSPACES_JSON", &workspaces.to_string());
+        set(WORKSPACES, &workspaces.to_string());
     }
     set("RELAY_BASE_URL", services.engine.base_url());
     set("RELAY_DEFAULT_WORKSPACE", &identity.workspace_id);

@@ -7,14 +7,13 @@ use tokio::time::Duration;
 
 use super::{
     AgentCommand, AgentState, Drained, PendingMessage,
-    outcomes::LEDGER_RETRY,
     session_status::Activity,
     task::{AckFileContent, AgentTask, Done, ProcessEnd, Running},
 };
 use crate::{
     clock,
     events::{DeliveryRef, Event},
-    injection::{DeliveryMode, Effect, ReadySign, ScreenFacts, TypeRequest},
+    injection::{DeliveryMode, Effect, Lead, ReadySign, ScreenFacts, TypeRequest},
     mailbox::Message,
     metric_names,
 };
@@ -22,6 +21,9 @@ use crate::{
 /// Keys that interrupt a program, and the pause behind them.
 const INTERRUPT: &[u8] = b"\x1b\x1b";
 const INTERRUPT_PAUSE: Duration = Duration::from_millis(120);
+/// Key that takes a suggestion out of the input line, and the pause behind it.
+const DISMISS: &[u8] = b"\x1b";
+const DISMISS_PAUSE: Duration = Duration::from_millis(100);
 /// Ack files are looked for so often while any can come.
 const ACK_FILES_EVERY: Duration = Duration::from_millis(200);
 /// The screen is looked at so often while a delivery depends on it.
@@ -33,6 +35,7 @@ impl AgentTask {
     /// Does everything that is due now.
     pub(super) fn advance(&self, running: &mut Running, now: Timestamp) {
         self.judge_readiness(running, now);
+        self.repeat_enter(running, now);
         let screen = self.look(running, now);
         let effects = running.pipeline.poll(now, &screen);
         self.perform(running, effects);
@@ -44,12 +47,14 @@ impl AgentTask {
     /// Instant at which [`Self::advance`] has work again.
     pub(super) fn next_deadline(&self, running: &Running, now: Timestamp) -> Timestamp {
         let readiness = running.readiness.as_ref().map(|readiness| readiness.next_judgement());
+        let readiness = if running.gate.is_open() { Some(now + SCREEN_EVERY) } else { readiness };
+        let repeats = running.repeat_enter_at;
         let screen = running.pipeline.watches_screen().then(|| now + SCREEN_EVERY);
         let files = running.pipeline.awaited_files().next().map(|_| running.ack_files_due.max(now));
         let files = files.filter(|_| !running.is_reading_ack_files && self.launch.ack_folder.is_some());
         let idle = (!running.is_idle_reported).then(|| self.idle_at(running)).flatten();
         let rest = self.next_rest_deadline(running);
-        let deadlines = [running.pipeline.next_deadline(), readiness, screen, files, idle, rest];
+        let deadlines = [repeats, running.pipeline.next_deadline(), readiness, screen, files, idle, rest];
         deadlines.into_iter().flatten().min().unwrap_or(now + Duration::from_secs(60))
     }
 
@@ -78,6 +83,7 @@ impl AgentTask {
         running.latest = clock::timestamp(chunk.read_at()).max(running.latest);
         let at = running.latest;
         running.last_output_at = at;
+        running.repeat_enter_at = None;
         running.is_idle_reported = false;
         self.note_activity();
         metrics::counter!(metric_names::OUTPUT_BYTES).increment(chunk.bytes().len() as u64);
@@ -97,27 +103,53 @@ impl AgentTask {
 
     pub(super) fn on_arrived(&self, running: &mut Running) {
         for message in self.mailbox.fetch() {
-            let identity = &self.launch.services.identity;
-            let mode = running.pipeline.mode();
-            self.publish(&Event::RelayInbound {
-                event_id: message.event_id.clone(),
-                from: message.author.name.clone(),
-                target: message.target.clone(),
-                body: message.body.clone(),
-                thread_id: message.thread_id.clone(),
-                mode: mode.as_str(),
-                injection_mode: message.urgency.as_str(),
-                workspace_id: identity.workspace_id.clone(),
-                workspace_alias: identity.workspace_alias.clone(),
-            });
-            let is_held = mode == DeliveryMode::ManualFlush;
-            self.publish(&Event::DeliveryQueued {
-                delivery: reference(&message),
-                from: is_held.then(|| message.author.name.clone()),
-                target: is_held.then(|| message.target.clone()),
-                reason: is_held.then_some("inbound_delivery_manual_flush"),
-            });
+            self.publish_arrival(&message, running.pipeline.mode());
             running.pipeline.enqueue(message);
+        }
+        for event_id in self.mailbox.fetch_read() {
+            let now = running.tick();
+            let effects = running.pipeline.on_read(now, &event_id);
+            self.perform(running, effects);
+        }
+    }
+
+    /// Tells of a message that has come.
+    pub(super) fn publish_arrival(&self, message: &Message, mode: DeliveryMode) {
+        let identity = &self.launch.services.identity;
+        self.publish(&Event::RelayInbound {
+            event_id: message.event_id.clone(),
+            from: message.author.name.clone(),
+            target: message.target.clone(),
+            body: message.body.clone(),
+            thread_id: message.thread_id.clone(),
+            mode: mode.as_str(),
+            injection_mode: message.urgency.as_str(),
+            workspace_id: identity.workspace_id.clone(),
+            workspace_alias: identity.workspace_alias.clone(),
+        });
+        let is_held = mode == DeliveryMode::ManualFlush;
+        self.publish(&Event::DeliveryQueued {
+            delivery: reference(message),
+            from: is_held.then(|| message.author.name.clone()),
+            target: is_held.then(|| message.target.clone()),
+            reason: is_held.then_some("inbound_delivery_manual_flush"),
+        });
+    }
+
+    /// Tells of a failed message that is handed over once more.
+    pub(super) fn publish_redelivery(&self, message: &Message) {
+        let delivery = reference(message);
+        self.publish(&Event::DeliveryQueued { delivery, from: None, target: None, reason: Some("redelivered") });
+    }
+
+    /// Tells of a change of mode that lets so many messages through.
+    pub(super) fn publish_mode(&self, before: DeliveryMode, mode: DeliveryMode, count: usize) {
+        if before == mode {
+            return;
+        }
+        self.publish(&Event::AgentInboundDeliveryModeChanged { previous_mode: before.as_str(), mode: mode.as_str() });
+        if mode == DeliveryMode::AutoInject {
+            self.publish(&Event::AgentPendingDrained { count, reason: "delivery_mode_transition" });
         }
     }
 
@@ -129,13 +161,7 @@ impl AgentTask {
             }
             AgentCommand::SetMode { mode, reply } => {
                 let (before, count) = running.pipeline.set_mode(mode);
-                if before != mode {
-                    let (previous_mode, mode) = (before.as_str(), mode.as_str());
-                    self.publish(&Event::AgentInboundDeliveryModeChanged { previous_mode, mode });
-                }
-                if before != mode && mode == DeliveryMode::AutoInject {
-                    self.publish(&Event::AgentPendingDrained { count, reason: "delivery_mode_transition" });
-                }
+                self.publish_mode(before, mode, count);
                 let _ = reply.send(Drained { mode, count });
             }
             AgentCommand::Flush { reply } => {
@@ -159,18 +185,14 @@ impl AgentTask {
                 let _ = reply.send(answer);
             }
             AgentCommand::Redeliver { message, reply } => {
-                self.publish(&Event::DeliveryQueued {
-                    delivery: reference(&message),
-                    from: None,
-                    target: None,
-                    reason: Some("redelivered"),
-                });
+                self.publish_redelivery(&message);
                 running.pipeline.enqueue(*message);
                 let _ = reply.send(());
             }
             AgentCommand::Keys(keys) => {
                 let now = running.tick();
                 running.pipeline.on_keys(now, &keys);
+                running.repeat_enter_at = None;
                 running.is_idle_reported = false;
                 self.note_activity();
             }
@@ -181,20 +203,19 @@ impl AgentTask {
     pub(super) fn on_done(&self, running: &mut Running, done: Done) {
         match done {
             Done::Written { key, result: Ok(receipt) } => {
+                self.expect_effect_of_enter(running);
                 let at = clock::timestamp(receipt.finished_at).max(clock::timestamp(receipt.began_at));
                 let effects = running.pipeline.on_written(key, at);
                 self.note_activity();
                 running.status.set(Activity::Thinking, "message");
                 self.perform(running, effects);
             }
+            Done::KeysTyped => {}
             // The program is ending; its messages are kept.
             Done::Written { result: Err(error), .. } => {
                 tracing::debug!(agent.name = self.name(), %error, "a message was not typed");
             }
-            Done::Recorded { settlement, is_written: true } => self.settle(&settlement),
-            Done::Recorded { settlement, is_written: false } => {
-                running.works.push(Box::pin(self.record(settlement, LEDGER_RETRY)));
-            }
+            Done::Recorded { settlement, is_written } => self.on_recorded(&running.works, settlement, is_written),
             Done::FailureReported(failure) => {
                 self.acknowledge(failure.message.seq);
             }
@@ -236,7 +257,7 @@ impl AgentTask {
                     }
                 }
                 Effect::Publish(event) => self.publish(&event),
-                Effect::Settle(settlement) => self.on_settlement(running, settlement),
+                Effect::Settle(settlement) => self.on_settlement(&running.works, settlement),
                 Effect::Record(record) => {
                     let launch = &self.launch;
                     let learned = launch.services.verification.on_record(self.name(), &launch.program, record);
@@ -249,26 +270,32 @@ impl AgentTask {
                     metrics::counter!(metric_names::RETRIES_SUPPRESSED, &labels).increment(1);
                     self.launch.services.verification.on_suppressed(self.name(), &self.launch.program, reason);
                 }
-                Effect::Fail(failure) => self.on_failure(running, failure),
-                Effect::TaskTyped => {
-                    let (roster, name) = (self.launch.services.roster.clone(), self.name().to_owned());
-                    self.launch.services.tasks.spawn_blocking(move || {
-                        if let Err(error) = roster.mark_task_typed(&name) {
-                            tracing::error!(error = format!("{error:#}"), "a typed task is not written down");
-                        }
-                    });
-                }
+                Effect::Held(time) => self.launch.services.held.add(&self.launch.handle.harness, time),
+                Effect::Fail(failure) => self.on_failure(&running.works, failure),
+                Effect::TaskTyped => self.note_task_typed(),
             }
         }
     }
 
+    /// Notes that a restart in the same session does not repeat the task.
+    pub(super) fn note_task_typed(&self) {
+        let (roster, name) = (self.launch.services.roster.clone(), self.name().to_owned());
+        self.launch.services.tasks.spawn_blocking(move || {
+            if let Err(error) = roster.mark_task_typed(&name) {
+                tracing::error!(error = format!("{error:#}"), "a typed task is not written down");
+            }
+        });
+    }
+
     fn type_text(&self, running: &mut Running, request: TypeRequest) {
-        let TypeRequest { key, text, interrupts, attempt } = request;
+        let TypeRequest { key, text, lead, attempt } = request;
         let harness = self.launch.harness.as_ref();
         let mut injection = Injection::new(text);
-        if interrupts {
-            injection.lead = Some(LeadKeys { keys: Bytes::from_static(INTERRUPT), pause: INTERRUPT_PAUSE });
-        }
+        injection.lead = match lead {
+            Lead::Nothing => None,
+            Lead::Interrupt => Some(LeadKeys { keys: Bytes::from_static(INTERRUPT), pause: INTERRUPT_PAUSE }),
+            Lead::Dismiss => Some(LeadKeys { keys: Bytes::from_static(DISMISS), pause: DISMISS_PAUSE }),
+        };
         if let Some(harness) = harness {
             injection.enter_gap = Duration::from_millis(harness.enter_gap_ms);
             injection.paste = if harness.paste { PasteStyle::WhenEnabled } else { PasteStyle::Never };
@@ -288,9 +315,15 @@ impl AgentTask {
     }
 
     fn judge_readiness(&self, running: &mut Running, now: Timestamp) {
+        if running.readiness.is_none() {
+            return;
+        }
+        let screen = running.process.terminal.snapshot(SnapshotFormat::Plain).contents;
+        if self.is_behind_gate(running, now, &screen) {
+            return;
+        }
         let Some(readiness) = &running.readiness else { return };
         let terminal = &running.process.terminal;
-        let screen = terminal.snapshot(SnapshotFormat::Plain).contents;
         let Some(sign) = readiness.judge(now, &screen, &terminal.text_before_cursor()) else { return };
         running.readiness = None;
         running.pipeline.set_ready();
@@ -316,6 +349,9 @@ impl AgentTask {
             at_prompt_since: rests.then_some(running.last_output_at),
             is_folded: harness
                 .and_then(|harness| harness.fold_pattern.as_ref())
+                .is_some_and(|pattern| pattern.is_match(&screen)),
+            has_suggestion: harness
+                .and_then(|harness| harness.ghost_text.as_ref())
                 .is_some_and(|pattern| pattern.is_match(&screen)),
             squashed: squash(&screen),
             is_write_stalled: terminal.input_status().stalled_since.is_some(),
@@ -372,7 +408,7 @@ impl AgentTask {
         self.publish(&Event::AgentIdle { idle_secs: silence.as_secs(), since });
     }
 
-    fn shown(&self, message: &Message) -> PendingMessage {
+    pub(super) fn shown(&self, message: &Message) -> PendingMessage {
         let identity = &self.launch.services.identity;
         PendingMessage {
             from: message.author.name.clone(),

@@ -1,5 +1,5 @@
 //! Hosted agents: what was asked for ([`AgentSpec`]), who runs ([`Agents`]), how one is started ([`Spawner`]) and the
-//! task that owns one ([`task`]).
+//! task that owns one ([`task`]). Agents without a terminal are in [`headless`].
 
 mod ack_files;
 mod ack_watch;
@@ -10,7 +10,10 @@ mod context_budget;
 mod continuity;
 mod environment;
 mod exit_line;
+mod gates;
 mod happenings;
+mod headless;
+mod mcp;
 mod outcomes;
 mod process;
 mod registry;
@@ -28,8 +31,9 @@ pub(crate) use agent_error::AgentError;
 pub(crate) use command::{AgentCommand, AgentHandle, Drained, PendingMessage};
 pub(crate) use continuity::ContinuityFolder;
 pub(crate) use environment::MARKER;
+pub(crate) use headless::{AppServerConfig, Headless};
 pub(crate) use registry::Agents;
 pub(crate) use result_schema::ResultSchema;
 pub(crate) use services::{AgentSettings, Receipt, ReceiptPolicy, Report, Services, run_receipts, run_reports};
 pub(crate) use spawner::{Spawner, join_or_create};
-pub(crate) use spec::{AgentSpec, RestartPolicy, SpawnSource, VerificationOverride};
+pub(crate) use spec::{AgentSpec, RestartCount, RestartPolicy, SessionSource, SpawnSource, VerificationOverride};

@@ -7,7 +7,7 @@ use tokio::time::{Duration, Instant, sleep};
 use super::{
     Receipt,
     happenings::reference,
-    task::{AgentTask, Done, Running},
+    task::{AgentTask, Done, Works},
 };
 use crate::{
     clock,
@@ -21,13 +21,13 @@ use crate::{
 };
 
 /// A ledger that cannot be written is tried again after this pause.
-pub(super) const LEDGER_RETRY: Duration = Duration::from_secs(1);
+const LEDGER_RETRY: Duration = Duration::from_secs(1);
 /// A failure is reported to the engine for so long before the ack passes it.
 const REPORT_LIMIT: Duration = Duration::from_secs(60);
 const REPORT_RETRY: Duration = Duration::from_secs(2);
 
 impl AgentTask {
-    pub(super) fn on_settlement(&self, running: &mut Running, settlement: Box<Settlement>) {
+    pub(super) fn on_settlement(&self, works: &Works, settlement: Box<Settlement>) {
         let outcome = if settlement.is_verified { "verified" } else { "unverified" };
         let harness = self.launch.handle.harness.clone();
         let labels = [("harness", harness.clone()), ("outcome", outcome.to_owned())];
@@ -49,7 +49,7 @@ impl AgentTask {
             metrics::histogram!(metric_names::VERIFY_SECONDS, &labels).record(settlement.latency_ms as f64 / 1000.0);
         }
         if settlement.level >= Level::Echoed && settlement.message.seq.is_some() {
-            running.works.push(Box::pin(self.record(settlement, Duration::ZERO)));
+            works.push(Box::pin(self.record(settlement, Duration::ZERO)));
         } else {
             self.settle(&settlement);
         }
@@ -79,6 +79,15 @@ impl AgentTask {
         }
     }
 
+    /// The ledger has a settlement, or is tried again.
+    pub(super) fn on_recorded(&self, works: &Works, settlement: Box<Settlement>, is_written: bool) {
+        if is_written {
+            self.settle(&settlement);
+        } else {
+            works.push(Box::pin(self.record(settlement, LEDGER_RETRY)));
+        }
+    }
+
     pub(super) fn settle(&self, settlement: &Settlement) {
         let message = &settlement.message;
         self.acknowledge(message.seq);
@@ -104,7 +113,7 @@ impl AgentTask {
         }
     }
 
-    pub(super) fn on_failure(&self, running: &mut Running, failure: Box<Failure>) {
+    pub(super) fn on_failure(&self, works: &Works, failure: Box<Failure>) {
         let labels = [("harness", self.launch.handle.harness.clone()), ("outcome", "failed".to_owned())];
         metrics::counter!(metric_names::DELIVERIES, &labels).increment(1);
         let (message, reason) = (&failure.message, failure.reason.as_str());
@@ -128,7 +137,7 @@ impl AgentTask {
             last_error: reason,
         });
         let (engine, token) = (self.launch.services.engine.clone(), self.launch.handle.token.clone());
-        running.works.push(Box::pin(async move {
+        works.push(Box::pin(async move {
             if failure.message.seq.is_some() {
                 report_failure(&engine, &token, &failure).await;
             }

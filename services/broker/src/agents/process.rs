@@ -2,17 +2,14 @@
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc};
 
-use relay_pty::{EventStream, PtyError, SpawnRequest, Terminal};
+use relay_pty::{EventStream, ProcessIdentity, PtyError, SpawnRequest, Terminal};
 use tokio::time::Instant;
 
 use super::{
-    AgentError, AgentHandle, Services, ack_files::AckFolder, ack_watch::WatchedFolder, environment::environment,
+    AgentError, AgentHandle, Services, SessionSource, ack_files::AckFolder, ack_watch::WatchedFolder,
+    environment::environment, mcp::mcp_servers,
 };
-use crate::{
-    harness::{Harness, McpServer, RelayContext, node_server, relay_server},
-    insight::ProgramVersion,
-    state::AgentRecord,
-};
+use crate::{harness::Harness, insight::ProgramVersion, state::AgentRecord};
 
 /// Everything that is needed to start the program of one agent, also once more.
 pub(super) struct Launch {
@@ -55,31 +52,39 @@ impl StartedProcess {
                 AgentError::SpawnFailed(error.to_string())
             }
         })?;
-        let identity = terminal.identity();
+        match launch.write_down(marker, terminal.identity()).await {
+            Ok(()) => Ok(Self { terminal, events, started_at: Instant::now() }),
+            Err(problem) => {
+                // A later broker would not know the program.
+                if let Err(error) = terminal.end(std::time::Duration::ZERO).await {
+                    tracing::error!(agent.name = spec.name, %error, "a program could not be ended");
+                }
+                Err(problem)
+            }
+        }
+    }
+}
+
+impl Launch {
+    /// Writes down who runs, so that a later broker can end it.
+    pub(super) async fn write_down(&self, marker: String, identity: ProcessIdentity) -> Result<(), AgentError> {
+        let Self { services, handle, .. } = self;
         let record = AgentRecord {
-            spec: spec.as_ref().clone(),
+            spec: handle.spec.as_ref().clone(),
             agent_id: handle.agent_id.clone(),
             marker,
             pid: identity.pid,
             start_ticks: identity.start_ticks,
             task_typed: false,
         };
-        let (roster, name) = (services.roster.clone(), spec.name.clone());
-        let written = tokio::task::spawn_blocking(move || roster.put(&name, record)).await;
-        let problem = match written {
-            Ok(Ok(())) => return Ok(Self { terminal, events, started_at: Instant::now() }),
-            Ok(Err(error)) => format!("{error:#}"),
-            Err(error) => error.to_string(),
-        };
-        // A later broker would not know the program.
-        if let Err(error) = terminal.end(std::time::Duration::ZERO).await {
-            tracing::error!(agent.name = spec.name, %error, "a program could not be ended");
+        let (roster, name) = (services.roster.clone(), handle.spec.name.clone());
+        match tokio::task::spawn_blocking(move || roster.put(&name, record)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(AgentError::State(format!("{error:#}"))),
+            Err(error) => Err(AgentError::State(error.to_string())),
         }
-        Err(AgentError::State(problem))
     }
-}
 
-impl Launch {
     /// Arguments of the program: those of its harness, then those of the request.
     fn arguments(&self, resumes: bool) -> Vec<String> {
         let (services, spec) = (&self.services, &self.handle.spec);
@@ -87,36 +92,19 @@ impl Launch {
             return spec.args.clone();
         };
         let mut args = harness.model_arguments(spec.model.as_deref(), &spec.args);
-        args.extend(harness.session_arguments(spec.session_id.as_deref(), resumes, &spec.args));
-        args.extend(harness.mcp_arguments(&self.mcp_servers(), &spec.args));
-        if services.settings.allow_permission_bypass {
+        let resumes = match spec.session_source {
+            SessionSource::New => Some(resumes),
+            SessionSource::Continued => Some(true),
+            SessionSource::InArguments => None,
+        };
+        if let Some(resumes) = resumes {
+            args.extend(harness.session_arguments(spec.session_id.as_deref(), resumes, &spec.args));
+        }
+        args.extend(harness.mcp_arguments(&mcp_servers(services, &self.handle), &spec.args));
+        if services.settings.allow_permission_bypass || spec.allow_permission_bypass {
             args.extend(harness.permission_bypass_args.iter().cloned());
         }
         args.extend(spec.args.iter().cloned());
         args
-    }
-
-    fn mcp_servers(&self) -> Vec<McpServer> {
-        let Self { services, handle, .. } = self;
-        let settings = &services.settings;
-        let relay = relay_server(&RelayContext {
-            command: &settings.mcp_command,
-            agent_name: &handle.spec.name,
-            agent_token: Some(&handle.token),
-            base_url: Some(services.engine.base_url()),
-            workspace_key: None,
-            workspaces: None,
-            default_workspace: None,
-        });
-        let mut environment = vec![
-            ("AGENT_RELAY_ACK_URL".to_owned(), format!("{}/api/delivery-ack", settings.api_url)),
-            ("AGENT_RELAY_ACK_TOKEN".to_owned(), handle.ack_token.clone()),
-        ];
-        if let Some(schema) = &handle.spec.result_schema {
-            environment.push(("AGENT_RELAY_RESULT_URL".to_owned(), format!("{}/api/agent-result", settings.api_url)));
-            environment.push(("AGENT_RELAY_RESULT_TOKEN".to_owned(), handle.result_token.clone()));
-            environment.push(("AGENT_RELAY_RESULT_SCHEMA".to_owned(), schema.to_string()));
-        }
-        relay.into_iter().chain(node_server(environment)).collect()
     }
 }

@@ -1,8 +1,10 @@
 //! [`Services`]: what the tasks of all agents share.
 
 use std::{
+    collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    time::Duration,
 };
 
 use relay_pty::PtyHost;
@@ -19,7 +21,7 @@ use crate::{
     harness::HarnessTable,
     insight::{CrashLog, DeadLetters, VerificationBook},
     metric_names,
-    state::{Ledger, Roster},
+    state::{Ledger, ProjectFiles, Roster},
 };
 
 /// Handles and settings of the broker. Cheap to share.
@@ -32,6 +34,7 @@ pub(crate) struct Services {
     pub(crate) hub: Arc<Hub>,
     pub(crate) ledger: Ledger,
     pub(crate) roster: Arc<Roster>,
+    pub(crate) project_files: Arc<ProjectFiles>,
     pub(crate) agents: Arc<Agents>,
     pub(crate) harnesses: Arc<HarnessTable>,
     pub(crate) receipts: mpsc::Sender<Receipt>,
@@ -41,6 +44,7 @@ pub(crate) struct Services {
     pub(crate) verification: Arc<VerificationBook>,
     pub(crate) ack_watch: Arc<AckWatch>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) held: Arc<HeldTime>,
     pub(crate) tasks: TaskTracker,
     pub(crate) settings: Arc<AgentSettings>,
 }
@@ -56,6 +60,10 @@ pub(crate) struct AgentSettings {
     pub(crate) mcp_command: String,
     pub(crate) share_workspace_key: bool,
     pub(crate) allow_permission_bypass: bool,
+    /// First-run questions of programs that the broker answers.
+    pub(crate) answered_gates: Vec<String>,
+    /// Agents are shown how to confirm a message.
+    pub(crate) ack_hint: bool,
     pub(crate) minimum_high: Level,
     pub(crate) receipts: ReceiptPolicy,
     pub(crate) continuity: ContinuityFolder,
@@ -99,6 +107,21 @@ pub(crate) async fn run_reports(engine: Engine, mut reports: mpsc::Receiver<Repo
 pub(crate) struct Counters {
     pub(crate) spawned: AtomicU64,
     pub(crate) restarts: AtomicU64,
+}
+
+/// Time for which the output rate has held messages back, by harness. The counter is in whole seconds.
+#[derive(Debug, Default)]
+pub(crate) struct HeldTime {
+    totals: Mutex<BTreeMap<String, Duration>>,
+}
+
+impl HeldTime {
+    pub(crate) fn add(&self, harness: &str, time: Duration) {
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        let total = totals.entry(harness.to_owned()).or_default();
+        *total += time;
+        metrics::counter!(metric_names::OUTPUT_HOLD_SECONDS, "harness" => harness.to_owned()).absolute(total.as_secs());
+    }
 }
 
 /// A message whose reader the engine is told about.

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use relay_pty::ProcessIdentity;
 use relay_verification::{RequiredChannels, strategy::Strategy};
 use relay_wire::nodes::frame::AgentRegister;
 use serde_json::json;
@@ -14,9 +15,11 @@ use tokio::{
 };
 
 use super::{
-    AgentError, AgentHandle, AgentInfo, AgentSpec, ResultSchema, Services, SpawnSource,
+    AgentCommand, AgentError, AgentHandle, AgentInfo, AgentSpec, ResultSchema, Services, SpawnSource,
     ack_files::AckFolder,
     command::COMMANDS,
+    headless::HeadlessTask,
+    mcp::configure_servers,
     process::{Launch, StartedProcess},
     task::AgentTask,
 };
@@ -38,7 +41,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// An agent that was started.
 #[derive(Debug)]
 pub(crate) struct Spawned {
-    pub(crate) pid: i32,
+    /// None without a terminal.
+    pub(crate) pid: Option<i32>,
     pub(crate) pre_registered: bool,
     pub(crate) warning: Option<String>,
 }
@@ -70,7 +74,7 @@ impl Spawner {
         };
         let warning = join_channels(&services.engine, &hosted.token, &spec.channels).await;
         let started = self.start(&spec, &hosted, source).await;
-        let (handle, pid) = started.inspect_err(|_| services.link.unhost(&spec.name, &hosted.agent_id))?;
+        let (handle, pid) = started.inspect_err(|_| self.undo(&spec.name, &hosted.agent_id))?;
         let facts = process_facts(&spec, pid);
         services.counters.spawned.fetch_add(1, Ordering::Relaxed);
         metrics::counter!(metric_names::SPAWNS).increment(1);
@@ -85,6 +89,13 @@ impl Spawner {
         reservation.run(handle);
         services.link.announce();
         Ok(Spawned { pid, pre_registered, warning })
+    }
+
+    /// Takes back what was done for an agent whose program could not be started.
+    fn undo(&self, name: &str, agent_id: &str) {
+        self.services.link.unhost(name, agent_id);
+        let (files, name) = (self.services.project_files.clone(), name.to_owned());
+        self.services.tasks.spawn_blocking(move || files.remove(&name));
     }
 
     /// Puts the notes of an earlier agent in front of the task.
@@ -148,27 +159,61 @@ impl Spawner {
     }
 
     /// Facts about an agent for its pipeline.
-    fn profile(&self, spec: &AgentSpec, harness: Option<&Harness>, has_ack_folder: bool) -> Profile {
-        let tools = harness.filter(|harness| harness.mcp.is_some() && !spec.skip_relay_prompt);
-        let has_tools = tools.is_some();
+    fn profile(&self, spec: &AgentSpec, harness: Option<&Harness>, has_tools: bool, has_ack_folder: bool) -> Profile {
+        let tools = harness.filter(|_| has_tools);
         Profile {
             agent: spec.name.clone(),
             workspace_alias: None,
             strategy: spec.verification.apply(harness.map_or(Strategy::OTHER, Harness::strategy)),
-            usable: RequiredChannels { echo: true, file: has_tools && has_ack_folder, mcp: has_tools, api: true },
+            usable: RequiredChannels {
+                echo: true,
+                file: has_tools && has_ack_folder && self.services.settings.ack_hint,
+                mcp: has_tools,
+                api: true,
+            },
             activity: harness.map(|entry| entry.activity.clone()).unwrap_or_default(),
             minimum_high: self.services.settings.minimum_high,
             tool_prefix: tools.map(|entry| entry.tool_prefix.clone()),
+            has_suggestions: harness.is_some_and(|harness| harness.ghost_text.is_some()),
         }
     }
 
-    /// Starts the process and the task of the agent.
+    /// Starts the agent's task, with its program if it has a terminal. Returns the id of its process.
     async fn start(
         &self,
         spec: &AgentSpec,
         hosted: &HostedAgent,
         source: SpawnSource,
-    ) -> Result<(AgentHandle, i32), AgentError> {
+    ) -> Result<(AgentHandle, Option<i32>), AgentError> {
+        let services = &self.services;
+        let (commands, inbox) = mpsc::channel(COMMANDS);
+        let (info, info_receiver) = watch::channel(AgentInfo::starting(clock::unix_ms()));
+        let (launch, profile) = self.prepare(spec, hosted, info_receiver, commands).await?;
+        let handle = launch.handle.clone();
+        if let Some(headless) = launch.handle.spec.headless.clone() {
+            let marker = uuid::Uuid::new_v4().simple().to_string();
+            // No process runs yet: its processes are found by the marker.
+            launch.write_down(marker.clone(), ProcessIdentity { pid: -1, start_ticks: 0 }).await?;
+            let base = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
+            services.tasks.spawn(HeadlessTask::new(base, headless, marker).run());
+            return Ok((handle, None));
+        }
+        let process = StartedProcess::start(&launch, source == SpawnSource::Restart).await?;
+        let pid = process.terminal.identity().pid;
+        info.send_modify(|info| info.terminal = Some(process.terminal.clone()));
+        let task = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
+        services.tasks.spawn(task.run(process));
+        Ok((handle, Some(pid)))
+    }
+
+    /// Collects what a start needs: folder for acks, version of the program, MCP servers.
+    async fn prepare(
+        &self,
+        spec: &AgentSpec,
+        hosted: &HostedAgent,
+        info: watch::Receiver<AgentInfo>,
+        commands: mpsc::Sender<AgentCommand>,
+    ) -> Result<(Launch, Profile), AgentError> {
         let services = &self.services;
         let spec = Arc::new(spec.clone());
         let working_directory = spec.cwd.clone().unwrap_or_else(|| services.settings.working_directory.clone());
@@ -182,13 +227,10 @@ impl Spawner {
             });
             prepared.await.map_err(|error| AgentError::State(error.to_string()))?
         };
-        let profile = self.profile(&spec, harness.as_deref(), ack_folder.is_some());
         let result_schema = match &spec.result_schema {
             Some(schema) => Some(Arc::new(ResultSchema::compile(schema).map_err(AgentError::Invalid)?)),
             None => None,
         };
-        let (commands, inbox) = mpsc::channel(COMMANDS);
-        let (info, info_receiver) = watch::channel(AgentInfo::starting(clock::unix_ms()));
         let handle = AgentHandle {
             harness: label,
             agent_id: hosted.agent_id.clone(),
@@ -197,25 +239,15 @@ impl Spawner {
             result_token: secret("arr_"),
             result_schema,
             spec,
-            info: info_receiver,
+            info,
             commands,
         };
+        let has_tools = configure_servers(services, &handle, harness.as_deref(), &working_directory).await;
+        let profile = self.profile(&handle.spec, harness.as_deref(), has_tools, ack_folder.is_some());
         let ack_watch = ack_folder.as_ref().and_then(|folder| services.ack_watch.watch(folder.path()));
-        let launch = Launch {
-            services: services.clone(),
-            handle: handle.clone(),
-            harness,
-            program,
-            ack_folder,
-            ack_watch,
-            working_directory,
-        };
-        let process = StartedProcess::start(&launch, source == SpawnSource::Restart).await?;
-        let pid = process.terminal.identity().pid;
-        info.send_modify(|info| info.terminal = Some(process.terminal.clone()));
-        let task = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
-        services.tasks.spawn(task.run(process));
-        Ok((handle, pid))
+        let services = services.clone();
+        let launch = Launch { services, handle, harness, program, ack_folder, ack_watch, working_directory };
+        Ok((launch, profile))
     }
 }
 
@@ -257,9 +289,9 @@ async fn join(engine: &Engine, token: &str, channel: &str) -> Result<(), EngineE
 }
 
 /// Facts about an agent's process, for events.
-pub(super) fn process_facts(spec: &AgentSpec, pid: i32) -> ProcessFacts {
+pub(super) fn process_facts(spec: &AgentSpec, pid: Option<i32>) -> ProcessFacts {
     ProcessFacts {
-        runtime: "pty",
+        runtime: spec.runtime(),
         provider: spec.provider.clone(),
         cli: spec.cli.clone(),
         model: spec.model.clone(),

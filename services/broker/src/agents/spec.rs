@@ -6,6 +6,8 @@ use relay_verification::{Channel, RequiredChannels, delivery::UnverifiedPolicy, 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::Headless;
+
 /// An agent as it was asked for. Kept in the state file for a restart.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct AgentSpec {
@@ -35,6 +37,8 @@ pub(crate) struct AgentSpec {
     pub(crate) parent: Option<String>,
     #[serde(default)]
     pub(crate) session_id: Option<String>,
+    #[serde(default)]
+    pub(crate) session_source: SessionSource,
     /// The session can be resumed by the program.
     #[serde(default)]
     pub(crate) is_resumable: bool,
@@ -45,6 +49,9 @@ pub(crate) struct AgentSpec {
     /// No relay variables, no reminder, no ack hint.
     #[serde(default)]
     pub(crate) skip_relay_prompt: bool,
+    /// Started with the arguments that switch the program's permission questions off.
+    #[serde(default)]
+    pub(crate) allow_permission_bypass: bool,
     /// Token of an agent that was registered elsewhere.
     #[serde(default)]
     pub(crate) agent_token: Option<String>,
@@ -54,6 +61,29 @@ pub(crate) struct AgentSpec {
     pub(crate) result_schema: Option<Value>,
     #[serde(default)]
     pub(crate) invocation_id: Option<String>,
+    /// Way to an agent without a terminal.
+    #[serde(default)]
+    pub(crate) headless: Option<Headless>,
+}
+
+impl AgentSpec {
+    /// Word for the way in which the agent runs.
+    pub(crate) fn runtime(&self) -> &'static str {
+        if self.headless.is_some() { "headless" } else { "pty" }
+    }
+}
+
+/// Origin of an agent's session.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SessionSource {
+    /// The broker has chosen its id: the program begins it.
+    #[default]
+    New,
+    /// A driver wants it to be continued.
+    Continued,
+    /// The driver's arguments name it already.
+    InArguments,
 }
 
 /// Changes of a program's verification for one agent.

@@ -22,6 +22,7 @@ use super::{
     context_budget::ContextBudget,
     continuity::{ContinuityBlocks, Notes},
     exit_line::ExitLine,
+    gates::GateWatch,
     process::{Launch, StartedProcess},
     session_status::SessionStatus,
     spawner::process_facts,
@@ -32,6 +33,7 @@ use crate::{
     events::Event,
     injection::{DeliveryMode, Failure, Pipeline, Profile, Readiness, Settlement},
     mailbox::{Author, Message, Origin, SharedMailbox, Urgency},
+    metric_names,
 };
 
 /// A released agent has so long between the polite signals and SIGKILL.
@@ -39,6 +41,8 @@ const RELEASE_GRACE: Duration = Duration::from_secs(2);
 /// Outcomes that are being written when a program ends are waited for so long.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Work that the task has started.
+pub(super) type Works = FuturesUnordered<Work>;
 pub(super) type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
 
 /// Result of something that the task has started.
@@ -54,6 +58,8 @@ pub(super) enum Done {
     },
     FailureReported(Box<Failure>),
     AckFiles(Vec<AckFileContent>),
+    /// Keys of the broker itself were typed, or could not be.
+    KeysTyped,
     /// Notes to be typed back; none if there are none, or if some were saved.
     Notes(Option<Box<Notes>>),
 }
@@ -93,7 +99,7 @@ pub(super) struct Running {
     pub(super) process: StartedProcess,
     pub(super) pipeline: Pipeline,
     pub(super) readiness: Option<Readiness>,
-    pub(super) works: FuturesUnordered<Work>,
+    pub(super) works: Works,
     pub(super) keys: HashMap<WriteId, u64>,
     pub(super) exit_line: ExitLine,
     pub(super) last_output_at: Timestamp,
@@ -110,6 +116,10 @@ pub(super) struct Running {
     /// The last output behind which rest was judged.
     pub(super) rest_judged_for: Option<Timestamp>,
     pub(super) is_blocked_reported: bool,
+    /// The program's question that is on the screen.
+    pub(super) gate: GateWatch,
+    /// Instant at which an Enter without an effect is repeated.
+    pub(super) repeat_enter_at: Option<Timestamp>,
 }
 
 impl AgentTask {
@@ -133,6 +143,7 @@ impl AgentTask {
             self.end_program(running.process.terminal.clone(), &end).await;
             self.finish_works(&mut running).await;
             let life = running.process.started_at.elapsed();
+            self.note_cancelled(&running);
             let (messages, kept_learned, kept_mode) = running.pipeline.end();
             (left, learned, mode) = (messages.into(), kept_learned, kept_mode);
             self.info.send_modify(|info| info.terminal = None);
@@ -177,6 +188,8 @@ impl AgentTask {
             notes: Notes::default(),
             rest_judged_for: None,
             is_blocked_reported: false,
+            gate: GateWatch::default(),
+            repeat_enter_at: None,
         }
     }
 
@@ -238,12 +251,7 @@ impl AgentTask {
     async fn conclude(&mut self, end: ProcessEnd, life: Duration, left: usize) -> Option<StartedProcess> {
         match end {
             ProcessEnd::Released { reason, reply } => {
-                self.leave().await;
-                if left > 0 {
-                    self.publish(&Event::DeliveryDropped { count: left, reason: "agent_released" });
-                }
-                self.report("session.released", json!({ "reason": reason }), None);
-                self.publish(&Event::AgentReleased { reason });
+                self.conclude_release(left, reason).await;
                 if let Some(reply) = reply {
                     // The caller may have given up.
                     let _ = reply.send(());
@@ -285,6 +293,16 @@ impl AgentTask {
                 }
             }
         }
+    }
+
+    /// Reports a release that leaves so many messages behind.
+    pub(super) async fn conclude_release(&self, left: usize, reason: Option<String>) {
+        self.leave().await;
+        if left > 0 {
+            self.publish(&Event::DeliveryDropped { count: left, reason: "agent_released" });
+        }
+        self.report("session.released", json!({ "reason": reason }), None);
+        self.publish(&Event::AgentReleased { reason });
     }
 
     async fn restart(&mut self, code: Option<i32>, signal: Option<String>, pause: Duration) -> Option<StartedProcess> {
@@ -334,8 +352,12 @@ impl AgentTask {
     async fn leave(&self) {
         let services = &self.launch.services;
         services.link.unhost(self.name(), &self.launch.handle.agent_id);
-        let (roster, name) = (services.roster.clone(), self.name().to_owned());
-        let removed = tokio::task::spawn_blocking(move || roster.remove(&name)).await;
+        let (roster, files, name) = (services.roster.clone(), services.project_files.clone(), self.name().to_owned());
+        let removed = tokio::task::spawn_blocking(move || {
+            files.remove(&name);
+            roster.remove(&name)
+        })
+        .await;
         if let Ok(Err(error)) = removed {
             tracing::error!(
                 agent.name = self.name(),
@@ -348,7 +370,7 @@ impl AgentTask {
     }
 
     /// The agent's first task as a message, unless its arguments contain it.
-    fn task_message(&self) -> Option<Message> {
+    pub(super) fn task_message(&self) -> Option<Message> {
         let spec = &self.launch.handle.spec;
         let task = spec.task.as_deref().filter(|task| !task.trim().is_empty())?;
         if spec.args.iter().any(|arg| arg == task) {
@@ -371,13 +393,27 @@ impl AgentTask {
     }
 
     fn show(&self, running: &Running) {
-        let (mode, pending, unsettled) =
-            (running.pipeline.mode(), running.pipeline.pending().len(), running.pipeline.unsettled_count());
+        self.show_counts(running.pipeline.mode(), running.pipeline.pending().len(), running.pipeline.unsettled_count());
+    }
+
+    pub(super) fn show_counts(&self, mode: DeliveryMode, pending: usize, unsettled: usize) {
         self.info.send_if_modified(|info| {
             let changed = info.mode != mode || info.pending_count != pending || info.unsettled_count != unsettled;
+            if info.unsettled_count != unsettled {
+                let gauge = metrics::gauge!(metric_names::UNSETTLED, "harness" => self.launch.handle.harness.clone());
+                gauge.increment(unsettled as f64 - info.unsettled_count as f64);
+            }
             (info.mode, info.pending_count, info.unsettled_count) = (mode, pending, unsettled);
             changed
         });
+    }
+
+    /// Messages that were typed into a program that has ended: the next one gets them.
+    fn note_cancelled(&self, running: &Running) {
+        let labels = [("harness", self.launch.handle.harness.clone()), ("outcome", "cancelled".to_owned())];
+        let count = running.pipeline.unsettled_count() as u64;
+        metrics::counter!(metric_names::DELIVERIES, &labels).increment(count);
+        self.show_counts(running.pipeline.mode(), running.pipeline.pending().len(), 0);
     }
 
     pub(super) fn note_activity(&self) {
@@ -388,7 +424,7 @@ impl AgentTask {
     }
 
     pub(super) fn publish_ready(&self, running: &Running) {
-        let process = process_facts(&self.launch.handle.spec, running.process.terminal.identity().pid);
+        let process = process_facts(&self.launch.handle.spec, Some(running.process.terminal.identity().pid));
         self.publish(&Event::WorkerReady { process });
     }
 

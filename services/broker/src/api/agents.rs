@@ -29,7 +29,7 @@ pub(super) fn entry(agent: &AgentHandle) -> Value {
     let last_activity = DateTime::from_timestamp_millis(info.last_activity_ms);
     json!({
         "name": spec.name,
-        "runtime": "pty",
+        "runtime": spec.runtime(),
         "provider": spec.provider,
         "cli": spec.cli,
         "model": spec.model,

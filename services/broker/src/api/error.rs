@@ -59,6 +59,7 @@ impl From<AgentError> for ApiError {
         let (status, code) = match error {
             AgentError::NotFound { .. } => (StatusCode::NOT_FOUND, "agent_not_found"),
             AgentError::AlreadyExists { .. } => (StatusCode::CONFLICT, "agent_already_exists"),
+            AgentError::UnsupportedRuntime => (StatusCode::CONFLICT, "unsupported_runtime"),
             AgentError::Invalid(_) => (StatusCode::BAD_REQUEST, "invalid_request"),
             AgentError::SpawnFailed(_) => (StatusCode::BAD_REQUEST, "spawn_failed"),
             AgentError::CapacityExceeded { .. } => (StatusCode::CONFLICT, "capacity_exceeded"),

@@ -15,9 +15,12 @@ use crate::agents::{AgentError, AgentHandle};
 
 const MAX_FRAME: usize = 1 << 20;
 
-/// Opens the stream. An unknown agent is refused after the upgrade: clients cannot read the body of a refused one.
+/// Opens the stream. An unknown or headless agent is refused after the upgrade: clients cannot read the body of a refused one.
 pub(super) async fn open(ready: Ready, Path(name): Path<String>, upgrade: WebSocketUpgrade) -> Response {
-    let agent = ready.services.agents.get(&name);
+    let agent = ready.services.agents.get(&name).and_then(|agent| match agent.spec.headless {
+        Some(_) => Err(AgentError::UnsupportedRuntime),
+        None => Ok(agent),
+    });
     let closing = ready.0.inner.closing.clone();
     upgrade.max_message_size(MAX_FRAME).on_upgrade(async move |socket| {
         closing.run_until_cancelled_owned(serve(socket, name, agent)).await;
@@ -92,7 +95,27 @@ async fn send(socket: &mut WebSocket, frame: &Value) -> Result<(), axum::Error> 
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Only an object of type `pty_input` is not typed as it is.
+        #[test]
+        fn any_text_is_typed_or_refused(text in prop_oneof![
+            ".*",
+            "\\{\"type\":\"pty_input\",\"data\":(\"[a-z\\\\u]{0,6}\"|7|null|\\{\\})\\}",
+            "\\{\"type\":\"(pty_input|other)\"[,}]?.*",
+        ]) {
+            let object = serde_json::from_str::<Value>(&text).ok().filter(Value::is_object);
+            let named = object.filter(|object| object["type"] == "pty_input" && text.starts_with('{'));
+            match (keys_of(&text), named) {
+                (Ok(keys), None) => prop_assert_eq!(keys, text.as_bytes()),
+                (Ok(keys), Some(object)) => prop_assert_eq!(Some(&keys[..]), object["data"].as_str().map(str::as_bytes)),
+                (Err(_), object) => prop_assert!(object.is_some_and(|object| !object["data"].is_string())),
+            }
+        }
+    }
 
     #[test]
     fn frames_are_keys_unless_they_say_otherwise() {

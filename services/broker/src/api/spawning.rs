@@ -1,6 +1,6 @@
 //! Agents: spawn, release, preflight.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use axum::Json;
 use serde::Deserialize;
@@ -12,8 +12,10 @@ use super::{
     extract::{Body, Path, Ready},
 };
 use crate::agents::{
-    AgentCommand, AgentError, AgentSpec, RestartPolicy, ResultSchema, Services, SpawnSource, VerificationOverride,
+    AgentCommand, AgentError, AgentSpec, AppServerConfig, Headless, RestartPolicy, ResultSchema, Services,
+    SessionSource, SpawnSource, VerificationOverride,
 };
+use crate::harness::Harness;
 
 const DEFAULT_CLI: &str = "claude";
 const DEFAULT_IDLE_SECS: u64 = 30;
@@ -51,6 +53,8 @@ pub(crate) struct SpawnBody {
     pub(crate) exit_after_task: bool,
     #[serde(alias = "skip_relay_prompt")]
     pub(crate) skip_relay_prompt: bool,
+    #[serde(alias = "allow_permission_bypass")]
+    pub(crate) allow_permission_bypass: bool,
     #[serde(alias = "agent_token")]
     pub(crate) agent_token: Option<String>,
     #[serde(alias = "agent_result_schema", alias = "resultSchema", alias = "result_schema")]
@@ -75,6 +79,8 @@ pub(crate) struct HarnessConfig {
     #[serde(alias = "session_id")]
     session_id: Option<String>,
     metadata: Option<HarnessMetadata>,
+    #[serde(flatten)]
+    app_server: AppServerConfig,
 }
 
 /// Wishes of a driver beside the program; other keys are its own.
@@ -97,13 +103,14 @@ pub(super) async fn spawn(ready: Ready, body: Body) -> ApiResult<Json<Value>> {
 /// Starts an agent, also when the caller gives up, and returns the answer for drivers.
 pub(crate) async fn start_agent(broker: &Broker, spec: AgentSpec, source: SpawnSource) -> Result<Value, AgentError> {
     let (name, model, session) = (spec.name.clone(), spec.model.clone(), spec.session_id.clone());
+    let runtime = spec.runtime();
     let spawner = broker.spawner.clone();
     let running = broker.services.tasks.spawn(async move { spawner.spawn(spec, source, Vec::new()).await });
     let spawned = running.await.map_err(|error| AgentError::State(error.to_string()))??;
     Ok(json!({
         "success": true,
         "name": name,
-        "runtime": "pty",
+        "runtime": runtime,
         "model": model,
         "sessionId": session,
         "pid": spawned.pid,
@@ -142,42 +149,31 @@ impl SpawnBody {
             ResultSchema::compile(schema).map_err(AgentError::Invalid)?;
         }
         let config = self.harness_config.unwrap_or_default();
-        let runtimes = [self.transport.as_deref(), config.runtime.as_deref()];
-        if runtimes.into_iter().flatten().any(|runtime| runtime != "pty") {
-            return invalid("only the runtime pty is supported");
-        }
+        let is_headless = is_headless(&[self.transport.as_deref(), config.runtime.as_deref()])?;
         let label = self.cli.filter(|cli| !cli.trim().is_empty());
         let command_line = config.command.clone().or(label.clone()).unwrap_or_else(|| DEFAULT_CLI.to_owned());
-        let words = shell_words::split(&command_line);
-        let words = words.map_err(|error| AgentError::Invalid(format!("cli cannot be split: {error}")))?;
-        let mut words = words.into_iter();
-        let Some(mut program) = words.next().filter(|program| !program.is_empty()) else {
-            return invalid("cli names no program");
-        };
-        let mut model = self.model.filter(|model| !model.is_empty());
-        let harness = match (services.harnesses.find(&program), program.split_once(':')) {
-            (None, Some((base, named))) if services.harnesses.find(base).is_some() => {
-                model = model.or_else(|| Some(named.to_owned()));
-                program = base.to_owned();
-                services.harnesses.find(&program)
-            }
-            (found, _) => found,
-        };
+        let ResolvedProgram { program, words, model, harness } =
+            ResolvedProgram::find(services, &command_line, self.model)?;
         let own_args = if config.command.is_some() { config.args } else { self.args };
         let cwd = config.cwd.or(self.cwd).filter(|cwd| !cwd.is_empty()).map(PathBuf::from);
         let settings = &services.settings;
         let cwd = cwd.map(|cwd| settings.working_directory.join(cwd));
-        let given_session = config.session_id.or(self.session_id).filter(|session| !session.is_empty());
-        let can_choose = harness.as_ref().is_some_and(|entry| !entry.session_new_args.is_empty());
+        let (given_session, session_source) = given_session(config.session_id, self.session_id);
+        let can_choose = !is_headless && harness.as_ref().is_some_and(|entry| !entry.session_new_args.is_empty());
         let session_id =
             given_session.or_else(|| (can_choose && !self.skip_relay_prompt).then(|| uuid::Uuid::new_v4().to_string()));
+        let headless = match (is_headless, config.runtime) {
+            (false, _) => None,
+            (true, Some(_)) => Some(Headless::AppServer(config.app_server.into_server(session_id.as_deref())?)),
+            (true, None) => Some(headless_program(harness.as_deref(), model.as_deref(), &own_args)?),
+        };
         let channels = if self.channels.is_empty() { settings.default_channels.clone() } else { self.channels };
         let task = self.task.filter(|task| !task.trim().is_empty());
         Ok(AgentSpec {
             name: self.name,
             cli: label.unwrap_or_else(|| command_line.clone()),
             program,
-            args: words.chain(own_args).collect(),
+            args: words.into_iter().chain(own_args).collect(),
             cwd,
             env: config.env,
             provider: self.provider.or_else(|| harness.as_ref().map(|entry| entry.name.clone())),
@@ -187,18 +183,95 @@ impl SpawnBody {
             channels: channels.iter().map(|name| name.trim_start_matches('#').to_owned()).collect(),
             team: self.team,
             parent: self.parent,
-            is_resumable: session_id.is_some()
-                && harness.as_ref().is_some_and(|entry| !entry.session_resume_args.is_empty()),
+            is_resumable: session_id.is_some() && can_resume(headless.as_ref(), harness.as_deref()),
             session_id,
+            session_source,
             idle_threshold_secs: self.idle_threshold_secs.unwrap_or(DEFAULT_IDLE_SECS),
             restart_policy: self.restart_policy,
             skip_relay_prompt: self.skip_relay_prompt,
+            allow_permission_bypass: self.allow_permission_bypass,
             agent_token: self.agent_token,
             verification: config.metadata.unwrap_or_default().verification,
             result_schema: self.agent_result_schema,
             invocation_id: self.invocation_id,
+            headless,
         })
     }
+}
+
+/// Program of a command line.
+struct ResolvedProgram {
+    program: String,
+    /// Arguments in the command line.
+    words: Vec<String>,
+    model: Option<String>,
+    harness: Option<Arc<Harness>>,
+}
+
+impl ResolvedProgram {
+    /// Splits a command line. `harness:model` names a known program and its model.
+    fn find(services: &Services, command_line: &str, model: Option<String>) -> Result<Self, AgentError> {
+        let words = shell_words::split(command_line);
+        let words = words.map_err(|error| AgentError::Invalid(format!("cli cannot be split: {error}")))?;
+        let mut words = words.into_iter();
+        let Some(program) = words.next().filter(|program| !program.is_empty()) else {
+            return Err(AgentError::Invalid("cli names no program".to_owned()));
+        };
+        let (words, model) = (words.collect(), model.filter(|model| !model.is_empty()));
+        if let (None, Some((base, named))) = (services.harnesses.find(&program), program.split_once(':'))
+            && let Some(harness) = services.harnesses.find(base)
+        {
+            let model = model.or_else(|| Some(named.to_owned()));
+            return Ok(Self { program: base.to_owned(), words, model, harness: Some(harness) });
+        }
+        let harness = services.harnesses.find(&program);
+        Ok(Self { program, words, model, harness })
+    }
+}
+
+/// The session that a driver names: in the arguments of its own program, or as one to continue.
+fn given_session(rendered: Option<String>, continued: Option<String>) -> (Option<String>, SessionSource) {
+    let given = |session: Option<String>| session.filter(|session| !session.is_empty());
+    match (given(rendered), given(continued)) {
+        (Some(session), _) => (Some(session), SessionSource::InArguments),
+        (None, Some(session)) => (Some(session), SessionSource::Continued),
+        (None, None) => (None, SessionSource::New),
+    }
+}
+
+/// Returns whether a later process continues the same session.
+fn can_resume(headless: Option<&Headless>, harness: Option<&Harness>) -> bool {
+    match headless {
+        Some(Headless::AppServer(_)) => true,
+        Some(Headless::Program(_)) => false,
+        None => harness.is_some_and(|entry| !entry.session_resume_args.is_empty()),
+    }
+}
+
+/// Returns whether the agent has no terminal, by the words that a driver may give.
+fn is_headless(words: &[Option<&str>]) -> Result<bool, AgentError> {
+    let mut found = None;
+    for word in words.iter().flatten() {
+        let is_headless = match *word {
+            "pty" => false,
+            "headless" | "app_server" => true,
+            _ => return Err(AgentError::Invalid("runtime must be pty or headless".to_owned())),
+        };
+        if found.replace(is_headless).is_some_and(|other| other != is_headless) {
+            return Err(AgentError::Invalid("transport and harnessConfig.runtime contradict each other".to_owned()));
+        }
+    }
+    Ok(found.unwrap_or_default())
+}
+
+/// The run of a known program for each message.
+fn headless_program(harness: Option<&Harness>, model: Option<&str>, given: &[String]) -> Result<Headless, AgentError> {
+    let harness = harness.filter(|harness| !harness.headless_args.is_empty()).ok_or_else(|| {
+        AgentError::Invalid("headless agents need harnessConfig, or a program that runs without a terminal".to_owned())
+    })?;
+    let mut args = harness.headless_args.clone();
+    args.extend(harness.model_arguments(model, given));
+    Ok(Headless::Program(args))
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -40,8 +40,14 @@ struct Endpoint {
 
 impl Endpoint {
     fn from_environment(url: &str, token: &str) -> Option<Self> {
-        Some(Self { url: env::var(url).ok()?, token: env::var(token).ok()? })
+        Some(Self { url: variable(url)?, token: variable(token)? })
     }
+}
+
+/// A variable with a value. Programs that read references to variables from a file leave the reference of an unset one
+/// as it is; it contains the name.
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty() && !value.contains(name))
 }
 
 /// Tools of one agent.
@@ -58,7 +64,7 @@ impl NodeTools {
         let ack = Endpoint::from_environment("AGENT_RELAY_ACK_URL", "AGENT_RELAY_ACK_TOKEN");
         let ack = ack.context("AGENT_RELAY_ACK_URL and AGENT_RELAY_ACK_TOKEN are needed: a broker sets them")?;
         let result = Endpoint::from_environment("AGENT_RELAY_RESULT_URL", "AGENT_RELAY_RESULT_TOKEN");
-        let schema = env::var("AGENT_RELAY_RESULT_SCHEMA").ok();
+        let schema = variable("AGENT_RELAY_RESULT_SCHEMA");
         let schema = schema.and_then(|schema| serde_json::from_str(&schema).ok()).unwrap_or(json!(true));
         let http = reqwest::Client::builder().no_proxy().timeout(CALL_TIMEOUT).build();
         let mut tools = vec![ack_tool()];

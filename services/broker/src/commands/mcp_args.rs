@@ -28,10 +28,15 @@ pub(crate) fn mcp_args(arguments: cli::McpArgs) -> Result<()> {
         workspaces: arguments.workspaces_json.as_deref(),
         default_workspace: arguments.default_workspace.as_deref(),
     });
-    let args = harnesses.find(program).map(|harness| harness.mcp_arguments(server.as_slice(), &given));
+    let harness = harnesses.find(program);
+    let args = harness.as_ref().map(|harness| harness.mcp_arguments(server.as_slice(), &given));
+    let file = harness.as_ref().and_then(|harness| harness.mcp_file.as_ref()).map(|file| {
+        let folder = arguments.cwd.unwrap_or_default();
+        folder.join(&file.path)
+    });
     let answer = json!({
         "args": args.unwrap_or_default(),
-        "sideEffectFiles": [],
+        "sideEffectFiles": file.as_slice(),
         "agentToken": arguments.agent_token,
     });
     writeln!(std::io::stdout(), "{answer:#}").context("print the arguments")

@@ -22,7 +22,10 @@ use super::{
     pending::{Pending, Waiting},
     task::LinkSettings,
 };
-use crate::{clock, mailbox::FrameAnswer};
+use crate::{
+    clock,
+    mailbox::{FrameAnswer, read_receipt},
+};
 
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(12);
@@ -281,6 +284,11 @@ impl<'a> Connection<'a> {
             // In socket order: everything before it was taken in. Barriers come for an agent that nobody is.
             let position = mailbox.map_or(0, |mailbox| mailbox.acked());
             return self.send_ack(&name, position);
+        }
+        if let Some((event_id, reader)) = read_receipt(&frame)
+            && let Some(reader) = self.shared.hosted.mailbox(reader)
+        {
+            reader.on_read(event_id);
         }
         let Some(mailbox) = mailbox else {
             tracing::warn!(agent.name = name, frame.seq, "a frame is for an agent that is not hosted here");

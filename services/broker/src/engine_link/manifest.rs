@@ -90,6 +90,7 @@ impl Manifest {
             tags: self.tags.clone(),
             repo_keys: None,
             version: version::wire(),
+            machine_id: None,
         }
     }
 
@@ -104,6 +105,7 @@ impl Manifest {
             load_reported: Some(self.max_agents > 0),
             active_agents: active,
             handlers_live: self.handlers_live,
+            name: None,
             capabilities: Some(self.capabilities.iter().cloned().chain([live]).collect()),
             max_agents: Some(self.max_agents),
             version: Some(version::wire()),

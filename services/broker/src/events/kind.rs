@@ -196,7 +196,8 @@ pub(crate) struct ProcessFacts {
     pub(crate) model: Option<String>,
     #[serde(rename = "sessionId")]
     pub(crate) session_id: Option<String>,
-    pub(crate) pid: i32,
+    /// None without a terminal.
+    pub(crate) pid: Option<i32>,
 }
 
 /// Names a delivery.

@@ -2,8 +2,10 @@
 //! agent is spawned; the terminal code knows no program.
 
 mod arguments;
+mod mcp_file;
 mod servers;
 mod table;
 
+pub(crate) use mcp_file::McpFile;
 pub(crate) use servers::{McpServer, RelayContext, node_server, relay_server};
-pub(crate) use table::{Harness, HarnessTable, McpStyle, ReadyRule};
+pub(crate) use table::{Gate, Harness, HarnessTable, McpStyle, ReadyRule};

@@ -9,6 +9,19 @@ pub(crate) struct McpServer {
     pub(crate) environment: Vec<(String, String)>,
 }
 
+impl McpServer {
+    /// Name of the broker's own server.
+    pub(crate) const NODE: &str = "relay-node";
+    /// Variables that the broker's own server reads.
+    pub(crate) const NODE_VARIABLES: [&str; 5] = [
+        "AGENT_RELAY_ACK_URL",
+        "AGENT_RELAY_ACK_TOKEN",
+        "AGENT_RELAY_RESULT_URL",
+        "AGENT_RELAY_RESULT_TOKEN",
+        "AGENT_RELAY_RESULT_SCHEMA",
+    ];
+}
+
 /// Identity of the agent that uses the published server.
 #[derive(Debug)]
 pub(crate) struct RelayContext<'a> {
@@ -42,5 +55,5 @@ pub(crate) fn relay_server(context: &RelayContext<'_>) -> Option<McpServer> {
 /// The broker's own server. `None` if the path of the running program is not text.
 pub(crate) fn node_server(environment: Vec<(String, String)>) -> Option<McpServer> {
     let own = std::env::current_exe().ok()?.to_str()?.to_owned();
-    Some(McpServer { name: "relay-node", command: vec![own, "mcp".to_owned()], environment })
+    Some(McpServer { name: McpServer::NODE, command: vec![own, "mcp".to_owned()], environment })
 }

@@ -7,6 +7,7 @@ use regex::Regex;
 use relay_verification::strategy::Strategy;
 use serde::{Deserialize, Deserializer};
 
+use super::McpFile;
 use crate::injection::ends_in_prompt;
 
 const BUILTIN: &str = include_str!("builtin.toml");
@@ -38,9 +39,15 @@ pub(crate) struct Harness {
     /// Arguments to resume a session.
     #[serde(default)]
     pub(crate) session_resume_args: Vec<String>,
-    /// How MCP servers are given to the program: `claude` or `codex`. Absent: not at all.
+    /// Arguments of a run that takes one message as its last argument and ends. Without them there is no such run.
+    #[serde(default)]
+    pub(crate) headless_args: Vec<String>,
+    /// Arguments by which MCP servers are given to the program: `claude` or `codex`.
     #[serde(default)]
     pub(crate) mcp: Option<McpStyle>,
+    /// File in the project from which the program reads its MCP servers.
+    #[serde(default)]
+    pub(crate) mcp_file: Option<McpFile>,
     /// Prefix of our tools' names in reminders.
     #[serde(default)]
     pub(crate) tool_prefix: String,
@@ -56,6 +63,15 @@ pub(crate) struct Harness {
     /// How the screen shows a paste that it has folded.
     #[serde(default, deserialize_with = "pattern")]
     pub(crate) fold_pattern: Option<Regex>,
+    /// A suggestion in the input line, which a message must not be glued to.
+    #[serde(default, deserialize_with = "pattern")]
+    pub(crate) ghost_text: Option<Regex>,
+    /// Questions of a first start. Messages wait while one is on the screen.
+    #[serde(default)]
+    gates: Vec<Gate>,
+    /// An Enter without any output behind it is repeated once.
+    #[serde(default)]
+    pub(crate) auto_enter: bool,
     /// `false`: text is typed key by key even where the program would take a paste.
     #[serde(default = "yes")]
     pub(crate) paste: bool,
@@ -68,6 +84,19 @@ pub(crate) struct Harness {
     /// Verification strategy; that of the entry's name when absent.
     #[serde(default)]
     verification: Option<Strategy>,
+}
+
+/// Question of a program, and the keys that answer it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Gate {
+    /// Name by which the operator allows an answer, such as `folder-trust`.
+    pub(crate) name: String,
+    /// One of these texts is on the screen.
+    pub(crate) screen: Vec<String>,
+    /// Answer. Without one the question is only reported.
+    #[serde(default)]
+    pub(crate) keys: Option<String>,
 }
 
 /// Way in which a program is told about MCP servers.
@@ -138,6 +167,11 @@ impl Harness {
     /// Verification strategy of the program.
     pub(crate) fn strategy(&self) -> Strategy {
         self.verification.unwrap_or_else(|| Strategy::builtin(&self.name))
+    }
+
+    /// The question that is on the screen.
+    pub(crate) fn gate_on(&self, screen: &str) -> Option<&Gate> {
+        self.gates.iter().find(|gate| gate.screen.iter().any(|text| screen.contains(text)))
     }
 
     /// Returns whether the cursor's row shows that the program rests.

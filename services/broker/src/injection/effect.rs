@@ -1,5 +1,7 @@
 //! [`Effect`]: the work that the pipeline leaves to the agent's task.
 
+use std::time::Duration;
+
 use relay_verification::{Level, delivery::FailureReason, strategy::DeliveryRecord};
 
 use crate::{events::Event, mailbox::Message};
@@ -23,6 +25,8 @@ pub(crate) enum Effect {
     Fail(Box<Failure>),
     /// The agent's task was typed.
     TaskTyped,
+    /// The output rate has held a message back for so long.
+    Held(Duration),
 }
 
 /// Text for the terminal.
@@ -31,9 +35,18 @@ pub(crate) struct TypeRequest {
     /// Names the injection in [`super::Pipeline::on_began`] and [`super::Pipeline::on_written`].
     pub(crate) key: u64,
     pub(crate) text: String,
-    /// Two escapes go in front.
-    pub(crate) interrupts: bool,
+    pub(crate) lead: Lead,
     pub(crate) attempt: u32,
+}
+
+/// Keys in front of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lead {
+    Nothing,
+    /// Two escapes, which interrupt the program.
+    Interrupt,
+    /// One escape, which takes a suggestion out of the input line.
+    Dismiss,
 }
 
 /// Outcome that lets the engine's floor pass a message.

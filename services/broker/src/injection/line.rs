@@ -34,3 +34,8 @@ impl TypedLine {
         Self { line, expected }
     }
 }
+
+/// The text of a message for an agent without a terminal.
+pub(crate) fn plain_line(message: &Message) -> String {
+    TypedLine::new(message, None, TypingMode::BracketedPaste).line
+}

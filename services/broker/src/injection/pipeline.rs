@@ -1,7 +1,7 @@
 //! [`Pipeline`]: the queue of one agent and the start of its injections. The judgement of what was typed is in
 //! `verdict`.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use relay_verification::{
     Level, RequiredChannels, Timestamp,
@@ -15,7 +15,7 @@ use relay_verification::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    effect::{Effect, TypeRequest},
+    effect::{Effect, Lead, TypeRequest},
     keyboard::Keyboard,
     line::TypedLine,
     outstanding::Outstanding,
@@ -25,6 +25,10 @@ use crate::mailbox::{Message, Origin, Urgency};
 
 /// Messages of this priority or a higher one may demand a higher level.
 const HIGH_PRIORITY: u8 = 3;
+/// A suggestion in the input line is given so long to go by itself.
+const SUGGESTION_PATIENCE: Duration = Duration::from_secs(10);
+/// The screen is looked at so often while a suggestion shows.
+const SUGGESTION_POLL: Duration = Duration::from_millis(500);
 
 /// Facts about an agent that do not change while its process runs.
 #[derive(Debug, Clone)]
@@ -40,6 +44,8 @@ pub(crate) struct Profile {
     pub(crate) minimum_high: Level,
     /// Prefix of tool names, for agents with our MCP servers; they get a reminder in front of messages.
     pub(crate) tool_prefix: Option<String>,
+    /// The program shows suggestions in its input line.
+    pub(crate) has_suggestions: bool,
 }
 
 /// Treatment of messages of the engine.
@@ -73,6 +79,8 @@ pub(crate) struct ScreenFacts {
     pub(crate) is_folded: bool,
     pub(crate) is_write_stalled: bool,
     pub(crate) bracketed_paste: bool,
+    /// The input line shows a suggestion.
+    pub(crate) has_suggestion: bool,
 }
 
 #[derive(Debug)]
@@ -95,6 +103,8 @@ pub(crate) struct Pipeline {
     /// So many of `waiting` may be typed in manual mode.
     released: usize,
     pub(super) outstanding: Vec<Outstanding>,
+    /// Delivery and event ids of the last messages that have failed.
+    pub(super) failed: VecDeque<(String, String)>,
     /// The injection that was handed to the terminal and is not written.
     pub(super) writing: Option<u64>,
     next_key: u64,
@@ -107,6 +117,8 @@ pub(crate) struct Pipeline {
     pub(super) output_bytes: u64,
     /// Instant at which the next injection may start.
     starts_at: Option<Timestamp>,
+    /// Since when the output rate holds the next message back.
+    held_since: Option<Timestamp>,
     /// Since when a message waits to be typed, or is being typed.
     pub(super) typing_since: Option<Timestamp>,
 }
@@ -124,6 +136,7 @@ impl Pipeline {
             waiting: VecDeque::new(),
             released: 0,
             outstanding: Vec::new(),
+            failed: VecDeque::new(),
             writing: None,
             next_key: 0,
             gate: InjectionGate::new(),
@@ -134,6 +147,7 @@ impl Pipeline {
             reminder,
             output_bytes: 0,
             starts_at: None,
+            held_since: None,
             typing_since: None,
         }
     }
@@ -219,15 +233,17 @@ impl Pipeline {
 
     /// Returns whether [`Self::poll`] judges by the screen now.
     pub(crate) fn wants_screen(&self, now: Timestamp) -> bool {
-        self.outstanding.iter().any(|outstanding| match outstanding.delivery.state() {
-            DeliveryState::Injected => outstanding.delivery.next_deadline().is_some_and(|deadline| deadline <= now),
-            DeliveryState::ReinjectionDue { .. } | DeliveryState::Unverified { .. } => true,
-            DeliveryState::Queued
-            | DeliveryState::Verified
-            | DeliveryState::Closed
-            | DeliveryState::Failed
-            | DeliveryState::Cancelled => false,
-        })
+        let may_start = self.profile.has_suggestions && self.writing.is_none() && self.head().is_some();
+        may_start
+            || self.outstanding.iter().any(|outstanding| match outstanding.delivery.state() {
+                DeliveryState::Injected => outstanding.delivery.next_deadline().is_some_and(|deadline| deadline <= now),
+                DeliveryState::ReinjectionDue { .. } | DeliveryState::Unverified { .. } => true,
+                DeliveryState::Queued
+                | DeliveryState::Verified
+                | DeliveryState::Closed
+                | DeliveryState::Failed
+                | DeliveryState::Cancelled => false,
+            })
     }
 
     /// Instant at which [`Self::poll`] has work again, if nothing happens before.
@@ -283,14 +299,25 @@ impl Pipeline {
         let rule = if is_steer { HoldRule::Skip } else { HoldRule::Wait };
         let flushes = self.released > 0 && self.own.is_empty();
         let held = self.hold.opens_at(now, ready_at, rule);
+        self.note_hold(now, held.is_some(), effects);
         let typed_on = if is_steer || flushes { None } else { self.keyboard.opens_at(now, ready_at) };
-        if let Some(opens_at) = held.max(typed_on) {
+        let suggested = screen.has_suggestion && !is_steer && again.is_none() && now < ready_at + SUGGESTION_PATIENCE;
+        let suggested = suggested.then(|| now + SUGGESTION_POLL);
+        if let Some(opens_at) = held.max(typed_on).max(suggested) {
             self.starts_at = Some(opens_at);
             return;
         }
         match again {
-            Some(index) => effects.push(Effect::Type(self.type_again(index))),
+            Some(index) => effects.push(Effect::Type(self.type_again(index, screen))),
             None => self.type_head(now, screen, effects),
+        }
+    }
+
+    fn note_hold(&mut self, now: Timestamp, is_held: bool, effects: &mut Vec<Effect>) {
+        if is_held {
+            self.held_since.get_or_insert(now);
+        } else if let Some(since) = self.held_since.take() {
+            effects.push(Effect::Held(now.duration_since(since)));
         }
     }
 
@@ -305,13 +332,13 @@ impl Pipeline {
         head.map_or(now, |head| *head.ready_at.get_or_insert(now))
     }
 
-    fn type_again(&mut self, index: usize) -> TypeRequest {
+    fn type_again(&mut self, index: usize, screen: &ScreenFacts) -> TypeRequest {
         let outstanding = &self.outstanding[index];
         self.writing = Some(outstanding.key);
         TypeRequest {
             key: outstanding.key,
             text: outstanding.typed.line.clone(),
-            interrupts: false,
+            lead: lead(Urgency::Wait, screen),
             attempt: outstanding.delivery.attempt_count() + 1,
         }
     }
@@ -341,7 +368,7 @@ impl Pipeline {
         effects.push(Effect::Type(TypeRequest {
             key,
             text: format!("{}{}", reminder.unwrap_or_default(), typed.line),
-            interrupts: message.urgency == Urgency::Steer,
+            lead: lead(message.urgency, screen),
             attempt: 1,
         }));
         self.outstanding.push(Outstanding {
@@ -371,5 +398,13 @@ impl Pipeline {
         }
         messages.extend(self.own.into_iter().chain(self.waiting).map(|waiting| waiting.message));
         (messages, self.learned, self.mode)
+    }
+}
+
+fn lead(urgency: Urgency, screen: &ScreenFacts) -> Lead {
+    match urgency {
+        Urgency::Steer => Lead::Interrupt,
+        Urgency::Wait if screen.has_suggestion => Lead::Dismiss,
+        Urgency::Wait => Lead::Nothing,
     }
 }

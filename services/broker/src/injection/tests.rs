@@ -5,7 +5,7 @@ use relay_verification::{
     strategy::{Learned, Strategy},
 };
 
-use super::{DeliveryMode, Effect, Pipeline, Profile, ScreenFacts};
+use super::{DeliveryMode, Effect, Lead, Pipeline, Profile, ScreenFacts};
 use crate::{
     events::Event,
     mailbox::{Author, Message, Origin, Urgency},
@@ -40,6 +40,7 @@ fn pipeline(harness: &str) -> Pipeline {
         activity: vec!["Tool:".into()],
         minimum_high: Level::Echoed,
         tool_prefix: None,
+        has_suggestions: false,
     };
     Pipeline::new(profile, Learned::new())
 }
@@ -74,6 +75,7 @@ impl Scene {
                 }
                 Effect::Settle(settlement) => self.log.push(format!("settle {}", settlement.message.event_id)),
                 Effect::Fail(failure) => self.log.push(format!("fail {}", failure.attempts)),
+                Effect::Held(held) => self.log.push(format!("held {}", held.as_millis())),
                 Effect::Dequeued(_) | Effect::TaskTyped | Effect::Record(_) | Effect::Suppressed(_) => {}
             }
         }
@@ -211,4 +213,41 @@ fn a_message_whose_enter_was_not_written_outlives_the_process() {
     scene.pipeline.on_began(key, at(0));
     scene.output(10, &format!("{text}\r\n"));
     assert_eq!(scene.pipeline.end().0.len(), 1);
+}
+
+#[test]
+fn a_read_receipt_confirms_a_message_without_another_signal() {
+    let mut scene = Scene::new("cat", &[message(1, "one"), message(2, "two")]);
+    let first = scene.step(0);
+    let effects = scene.pipeline.on_read(at(10), "evt_1");
+    scene.note(effects);
+    assert_eq!(scene.log, ["type 1", "verdict mcp", "settle evt_1"]);
+    let second = scene.step(100);
+    scene.output(110, &format!("{}{}", first[0], second[0]));
+    let before = scene.log.len();
+    // The broker reports echoed messages as read itself.
+    let effects = scene.pipeline.on_read(at(120), "evt_2");
+    scene.note(effects);
+    assert_eq!(scene.log.len(), before);
+    assert!(scene.pipeline.on_read(at(120), "evt_9").is_empty());
+}
+
+#[test]
+fn a_flood_holds_a_message_and_the_time_is_reported() {
+    let mut scene = Scene::new("cat", &[]);
+    scene.output(0, &"x".repeat(40 << 10));
+    scene.pipeline.enqueue(message(1, "one"));
+    assert!(scene.step(100).is_empty());
+    assert_eq!(scene.step(1500).len(), 1);
+    assert_eq!(scene.log, ["held 1400", "type 1"]);
+}
+
+#[test]
+fn a_suggestion_is_waited_for_and_dismissed() {
+    let mut scene = Scene::new("claude", &[message(1, "one")]);
+    let suggested = ScreenFacts { has_suggestion: true, ..ScreenFacts::default() };
+    assert!(scene.pipeline.poll(at(0), &suggested).is_empty());
+    assert_eq!(scene.pipeline.next_deadline(), Some(at(500)));
+    let effects = scene.pipeline.poll(at(10_000), &suggested);
+    assert!(matches!(effects.as_slice(), [.., Effect::Type(request)] if request.lead == Lead::Dismiss));
 }

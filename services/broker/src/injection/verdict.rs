@@ -4,7 +4,7 @@ use relay_verification::{
     Channel, Timestamp,
     ack_file::{AckFile, AckFileRejection},
     activity::ActivitySearch,
-    attempt::Attempt,
+    attempt::{Attempt, IgnoredSignal},
     delivery::{AgentCondition, DeliveryEffect, DeliveryState},
     echo::{MatchDetail, squash},
 };
@@ -15,6 +15,9 @@ use super::{
     pipeline::{Pipeline, ScreenFacts},
 };
 use crate::{events::Event, mailbox::Origin, metric_names};
+
+/// Failed deliveries that are remembered for late acks.
+const MOST_FAILED: usize = 64;
 
 /// A delivery that was looked up by an agent's ack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,11 +115,32 @@ impl Pipeline {
             delivery_id.is_none_or(|id| outstanding.message.delivery_id == id)
                 && event_id.is_none_or(|id| outstanding.message.event_id == id)
         };
-        let Some(index) = self.outstanding.iter().position(is_named) else { return (AckAnswer::NotFound, Vec::new()) };
-        if self.outstanding[index].delivery.state() == DeliveryState::Failed {
-            return (AckAnswer::Failed, Vec::new());
+        match self.outstanding.iter().position(is_named) {
+            Some(index) => (AckAnswer::Accepted, self.signal(index, at, Channel::Mcp)),
+            None => (self.answer_finished(delivery_id, event_id), Vec::new()),
         }
-        (AckAnswer::Accepted, self.signal(index, at, Channel::Mcp))
+    }
+
+    fn answer_finished(&self, delivery_id: Option<&str>, event_id: Option<&str>) -> AckAnswer {
+        let has_failed = self.failed.iter().any(|(delivery, event)| {
+            delivery_id.is_none_or(|id| id == delivery) && event_id.is_none_or(|id| id == event)
+        });
+        if !has_failed {
+            return AckAnswer::NotFound;
+        }
+        let reason = IgnoredSignal::AfterFailure.as_str();
+        metrics::counter!(metric_names::SIGNALS_IGNORED, "reason" => reason).increment(1);
+        AckAnswer::Failed
+    }
+
+    /// The engine says that the agent has read a message. After the first signal the broker itself reports messages as
+    /// read, so only a message without one counts.
+    pub(crate) fn on_read(&mut self, at: Timestamp, event_id: &str) -> Vec<Effect> {
+        let is_read = |outstanding: &Outstanding| {
+            outstanding.message.event_id == event_id && outstanding.delivery.strongest().is_none()
+        };
+        let Some(index) = self.outstanding.iter().position(is_read) else { return Vec::new() };
+        self.signal(index, at, Channel::Mcp)
     }
 
     /// Ack files that are looked for, relative to the agent's working directory.
@@ -203,6 +227,13 @@ impl Pipeline {
         for outstanding in self.outstanding.extract_if(.., |outstanding| outstanding.is_over(now)) {
             if let Some(watch) = outstanding.watch {
                 self.echo.end(watch);
+            }
+            if outstanding.delivery.state() == DeliveryState::Failed {
+                if self.failed.len() == MOST_FAILED {
+                    self.failed.pop_front();
+                }
+                let message = &outstanding.message;
+                self.failed.push_back((message.delivery_id.clone(), message.event_id.clone()));
             }
             self.learned.record(outstanding.record);
             effects.push(Effect::Record(outstanding.record));

@@ -9,13 +9,16 @@ use std::{
 };
 
 use anyhow::Result;
-use relay_verification::strategy::{DeliveryRecord, Learned};
+use relay_verification::strategy::{DeliveryRecord, Learned, SHORT_ECHO_WINDOW};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::{sync::Notify, time::sleep};
 
 use super::figures::{Outcome, VerificationFigures};
-use crate::state::{read_versioned, write_versioned};
+use crate::{
+    metric_names,
+    state::{read_versioned, write_versioned},
+};
 
 /// Version of the file.
 const VERSION: u32 = 1;
@@ -86,6 +89,9 @@ impl VerificationBook {
     /// If the file cannot be read, or a newer broker has written it.
     pub(crate) fn open(path: PathBuf) -> Result<Self> {
         let file: File = read_versioned(&path, VERSION)?.unwrap_or_default();
+        for (program, entry) in &file.entries {
+            show_learned(&program.harness, &entry.learned);
+        }
         let content = Content { programs: file.entries.into_iter().collect(), agents: BTreeMap::new() };
         Ok(Self { path, content: Mutex::new(content), changed: Notify::new() })
     }
@@ -110,8 +116,12 @@ impl VerificationBook {
         self.change(agent, program, |figures| figures.on_record(record));
         let mut content = self.lock();
         let entry = content.programs.entry(program.clone()).or_default();
-        for change in entry.learned.record(record) {
+        let changes = entry.learned.record(record);
+        for change in &changes {
             tracing::info!(harness = program.harness, ?change, "learned of an agent program");
+        }
+        if !changes.is_empty() {
+            show_learned(&program.harness, &entry.learned);
         }
         entry.learned.clone()
     }
@@ -135,7 +145,13 @@ impl VerificationBook {
     pub(crate) fn reset(&self, harness: Option<&str>) -> usize {
         let mut content = self.lock();
         let before = content.programs.len();
-        content.programs.retain(|program, _| harness.is_some_and(|harness| harness != program.harness));
+        content.programs.retain(|program, _| {
+            let stays = harness.is_some_and(|harness| harness != program.harness);
+            if !stays {
+                show_learned(&program.harness, &Learned::new());
+            }
+            stays
+        });
         self.changed.notify_one();
         before - content.programs.len()
     }
@@ -180,6 +196,15 @@ impl VerificationBook {
 
     fn lock(&self) -> MutexGuard<'_, Content> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Shows the conclusions about the version of a program that was used last.
+fn show_learned(harness: &str, learned: &Learned) {
+    let has_short_window = learned.echo_window() == SHORT_ECHO_WINDOW;
+    for (what, holds) in [("echo_unreliable", !learned.is_echo_reliable()), ("short_echo_window", has_short_window)] {
+        let labels = [("harness", harness.to_owned()), ("what", what.to_owned())];
+        metrics::gauge!(metric_names::LEARNED, &labels).set(f64::from(u8::from(holds)));
     }
 }
 

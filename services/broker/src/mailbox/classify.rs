@@ -22,8 +22,13 @@ pub(crate) fn classify(frame: Deliver, now_ms: i64) -> Classified {
     let origin = match frame.payload.kind.as_str() {
         "action.completed" | "action.failed" | "action.denied" => Origin::ActionResult,
         "message.reacted" | "message.read" | "delivery.expired" => return Classified::Silent { is_known: true },
-        "" | "thread.reply" => Origin::Engine,
-        kind if ["message.", "dm.", "group_dm."].iter().any(|family| kind.starts_with(family)) => Origin::Engine,
+        "" => Origin::Engine,
+        kind if ["message.", "thread.", "dm.", "direct_message.", "group_dm."]
+            .iter()
+            .any(|family| kind.starts_with(family)) =>
+        {
+            Origin::Engine
+        }
         _ => return Classified::Silent { is_known: false },
     };
     let data = &frame.payload.data;
@@ -53,6 +58,13 @@ pub(crate) fn classify(frame: Deliver, now_ms: i64) -> Classified {
         origin,
         queued_at_ms: now_ms,
     }))
+}
+
+/// Id of the message and name of the reader, if the frame says that a message was read.
+pub(crate) fn read_receipt(frame: &Deliver) -> Option<(&str, &str)> {
+    let text = |key: &str| frame.payload.data.get(key)?.as_str();
+    (frame.seq == 0 && frame.payload.kind == "message.read").then_some(())?;
+    Some((text("message_id")?, text("agent_name")?))
 }
 
 /// Sender that the broker itself has noted in a message that it posted for somebody outside of the workspace.
@@ -112,6 +124,9 @@ mod tests {
         assert_eq!((outcome.body.as_str(), outcome.seq, outcome.has_receipt()), (r#"{"a":1}"#, None, false));
         let failed = typed("action.failed", 0, json!({ "output": null, "error": "no" })).expect("an outcome");
         assert_eq!(failed.body, "no");
+        for kind in ["thread.message.created", "direct_message.received", "group_dm.received", ""] {
+            assert!(typed(kind, 1, json!({ "text": "x" })).is_some(), "{kind}");
+        }
         for silent in ["message.reacted", "message.read", "delivery.expired", "something.new"] {
             assert_eq!(typed(silent, 1, json!({})), None, "{silent}");
         }

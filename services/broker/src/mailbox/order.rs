@@ -1,7 +1,10 @@
 //! [`Mailbox`]: the order of one agent's messages, duplicates, and the cumulative ack. Pure: frames go in, verdicts
 //! come out.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::{
+    collections::{BTreeMap, HashSet, VecDeque},
+    time::Duration,
+};
 
 use relay_verification::ack_floor::AckFloor;
 use relay_wire::nodes::engine_frame::Deliver;
@@ -27,6 +30,8 @@ pub(crate) struct Mailbox {
     /// Messages that the agent's session has from an earlier process of the broker.
     had: HashSet<String>,
     early: BTreeMap<u64, Deliver>,
+    /// Messages above the acked position with the instants at which they were taken.
+    taken: VecDeque<(u64, i64)>,
     queued_count: usize,
     queued_bytes: usize,
     /// The engine has frames that were not taken: a gap, or no room.
@@ -59,6 +64,7 @@ impl Mailbox {
             known: KnownIds::default(),
             had: had.into_iter().collect(),
             early: BTreeMap::new(),
+            taken: VecDeque::new(),
             queued_count: 0,
             queued_bytes: 0,
             has_gap: false,
@@ -126,6 +132,7 @@ impl Mailbox {
             match self.read(frame, now_ms) {
                 Classified::Typed(message) if is_new && !is_had => {
                     self.queue(&message);
+                    self.taken.push_back((seq, now_ms));
                     messages.push(*message);
                 }
                 // Nothing to see, or seen under this id before.
@@ -172,6 +179,14 @@ impl Mailbox {
     /// Settles a message. Returns the position to acknowledge, if it rises.
     pub(crate) fn settle(&mut self, seq: u64) -> Option<u64> {
         self.floor.settle(seq)
+    }
+
+    /// Times that messages waited from being taken to being acknowledged, for those that are since the last call.
+    pub(crate) fn take_ack_waits(&mut self, now_ms: i64) -> Vec<Duration> {
+        let acked = self.acked();
+        let count = self.taken.partition_point(|(seq, _)| *seq <= acked);
+        let waited = |(_, taken_ms): (u64, i64)| Duration::from_millis(u64::try_from(now_ms - taken_ms).unwrap_or(0));
+        self.taken.drain(..count).map(waited).collect()
     }
 
     /// The engine is going to send everything behind the acked position again.

@@ -9,7 +9,10 @@ use relay_wire::nodes::engine_frame::Deliver;
 use tokio::sync::Notify;
 
 use super::{Mailbox, Message, Verdict};
-use crate::metric_names;
+use crate::{clock, metric_names};
+
+/// Read receipts that wait for the agent's task. Further ones push the oldest out: a receipt only confirms.
+const MOST_READ: usize = 64;
 
 /// Mailbox of one agent. The lock is held for one step of the state machine and never over an await.
 #[derive(Debug)]
@@ -24,6 +27,8 @@ struct Content {
     mailbox: Mailbox,
     /// Messages that the agent's task has not fetched; bounded by the mailbox.
     arrived: VecDeque<Message>,
+    /// Messages that the agent has read, as far as the task has not fetched them.
+    read: VecDeque<String>,
 }
 
 /// Answer to a frame.
@@ -37,7 +42,10 @@ pub(crate) enum FrameAnswer {
 
 impl SharedMailbox {
     pub(crate) fn new(mailbox: Mailbox) -> Self {
-        Self { content: Mutex::new(Content { mailbox, arrived: VecDeque::new() }), arrived: Notify::new() }
+        Self {
+            content: Mutex::new(Content { mailbox, arrived: VecDeque::new(), read: VecDeque::new() }),
+            arrived: Notify::new(),
+        }
     }
 
     /// Takes a frame of the engine.
@@ -79,6 +87,22 @@ impl SharedMailbox {
         self.with(|content| std::mem::take(&mut content.arrived))
     }
 
+    /// The engine says that the agent has read a message.
+    pub(crate) fn on_read(&self, event_id: &str) {
+        self.with(|content| {
+            if content.read.len() == MOST_READ {
+                content.read.pop_front();
+            }
+            content.read.push_back(event_id.to_owned());
+        });
+        self.arrived.notify_one();
+    }
+
+    /// Takes the ids of messages that the agent has read.
+    pub(crate) fn fetch_read(&self) -> VecDeque<String> {
+        self.with(|content| std::mem::take(&mut content.read))
+    }
+
     /// A message was typed. Returns `true` if refused frames can now be fetched again.
     pub(crate) fn on_typed(&self, message: &Message) -> bool {
         self.with(|content| content.mailbox.on_typed(message))
@@ -86,7 +110,14 @@ impl SharedMailbox {
 
     /// Settles a message. Returns the position to acknowledge, if it rises.
     pub(crate) fn settle(&self, seq: u64) -> Option<u64> {
-        self.with(|content| content.mailbox.settle(seq))
+        let (position, waits) = self.with(|content| {
+            let position = content.mailbox.settle(seq);
+            (position, content.mailbox.take_ack_waits(clock::unix_ms()))
+        });
+        for wait in waits {
+            metrics::histogram!(metric_names::ACK_WAIT_SECONDS).record(wait.as_secs_f64());
+        }
+        position
     }
 
     /// The acked position.

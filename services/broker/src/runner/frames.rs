@@ -66,6 +66,8 @@ pub(super) fn cancel_handler(invocation_id: &str, reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -80,5 +82,47 @@ mod tests {
             r#"{"v":2,"type":"error","payload":{"code":"frame_failed","message":"no","retryable":false},"request_id":"1"}"#
         );
         assert_eq!(answer(None, Ok(Value::Null)), r#"{"v":2,"type":"ok","payload":{"result":null}}"#);
+    }
+
+    /// Valid frames with pieces of others in them, and anything else.
+    fn texts() -> impl Strategy<Value = String> {
+        let pieces = [
+            r#"{"v":2,"type":"hello","request_id":"1","payload":{}}"#,
+            r#"{"v":2,"type":"handler_result","payload":{"invocation_id":"i","output":null}}"#,
+            r#""v":2,"#,
+            r#""type":"x","#,
+            r#""request_id":7,"#,
+            "\\u0000",
+            "\\ud800",
+            "1e999",
+            "{",
+            "}",
+            "[",
+            "]",
+            "\"",
+            ",",
+            "\u{0}",
+        ];
+        let piece = prop_oneof![prop::sample::select(pieces.to_vec()).prop_map(str::to_owned), "\\PC{0,8}"];
+        prop::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_frame_or_refused(text in texts()) {
+            if let Some(frame) = decode(&text) {
+                let value: Value = serde_json::from_str(&text).expect("JSON");
+                prop_assert_eq!(&value["v"], VERSION);
+                prop_assert_eq!(&value["type"], frame.kind.as_str());
+            }
+        }
+
+        #[test]
+        fn any_answer_is_one_frame(id in ".*", code in ".*", message in ".*") {
+            let text = answer(Some(&id), Err(Refusal::new(&code, message.as_str())));
+            let frame = decode(&text).expect("a frame");
+            prop_assert_eq!(frame.request_id.as_deref(), Some(id.as_str()));
+            prop_assert_eq!(&frame.payload["message"], message.as_str());
+        }
     }
 }

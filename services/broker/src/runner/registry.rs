@@ -6,10 +6,13 @@ use std::{
 };
 
 use serde_json::Value;
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Duration, sleep},
+};
 use tokio_util::sync::CancellationToken;
 
-use super::frames;
+use super::{frames, supervisor::Supervisor};
 
 /// Calls in flight.
 const MOST_CALLS: usize = 256;
@@ -21,6 +24,8 @@ pub(crate) type CallOutcome = Result<Value, String>;
 #[derive(Debug, Default)]
 pub(crate) struct Runners {
     state: Mutex<State>,
+    is_present: watch::Sender<bool>,
+    pub(super) supervisor: Supervisor,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +61,7 @@ impl Runners {
         // Dropped senders are read as unavailable handlers.
         state.calls.clear();
         state.handlers.clear();
+        self.is_present.send_replace(true);
         id
     }
 
@@ -65,6 +71,7 @@ impl Runners {
         let is_current = state.connection.as_ref().is_some_and(|connection| connection.id == id);
         if is_current {
             *state = State { next_id: state.next_id, ..State::default() };
+            self.is_present.send_replace(false);
         }
         is_current
     }
@@ -86,6 +93,19 @@ impl Runners {
 
     pub(crate) fn is_connected(&self) -> bool {
         self.lock().connection.is_some()
+    }
+
+    /// Waits until no runner has been connected for a time.
+    pub(super) async fn wait_absent(&self, time: Duration) {
+        let mut is_present = self.is_present.subscribe();
+        loop {
+            // The sender is in `self`, so the channel is open.
+            let _ = is_present.wait_for(|is_present| !is_present).await;
+            tokio::select! {
+                () = sleep(time) => return,
+                _ = is_present.wait_for(|is_present| *is_present) => {}
+            }
+        }
     }
 
     pub(crate) fn has_handler(&self, name: &str) -> bool {

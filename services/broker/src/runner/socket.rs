@@ -14,10 +14,11 @@ use tokio_util::sync::CancellationToken;
 use super::{
     frames::{self, Frame, Refusal, VERSION},
     requests,
+    supervisor::Supervision,
 };
 use crate::{
     agents::SpawnSource,
-    api::{Api, ApiError, Ready, SpawnBody, routes, start_agent},
+    api::{Api, ApiError, Broker, Ready, SpawnBody, routes, start_agent},
     engine_link::{Registration, RunnerManifest},
     version,
 };
@@ -130,14 +131,10 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
     match kind {
         "hello" => Ok(json!({ "broker_version": version::VERSION, "protocol_version": VERSION })),
         "register_node" => {
-            let RegisterNode { manifest } = read(payload)?;
-            if manifest.name.trim().is_empty() {
-                return Err(Refusal::new("frame_failed", "the manifest needs a name"));
-            }
-            match link.register_runner(manifest).await {
-                Ok(Registration::Accepted) => Ok(json!({ "registered": true })),
-                Ok(Registration::Pending) => Ok(json!({ "registered": true, "pending": true })),
-                Err(refused) => Err(Refusal::new(&refused.code, refused.message)),
+            let registration = register_node(api, broker, payload).await?;
+            match registration {
+                Registration::Accepted => Ok(json!({ "registered": true })),
+                Registration::Pending => Ok(json!({ "registered": true, "pending": true })),
             }
         }
         "register_handlers" => {
@@ -165,11 +162,34 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
         "spawn_agent" => spawn_agent(api, payload).await,
         "deregister_node" => {
             broker.runners.fail_calls();
+            broker.runners.supervisor.end();
             link.withdraw();
             Ok(json!({ "deregistered": true }))
         }
         _ => requests::call(routes(api.clone()), &api.inner.key, kind, &payload).await,
     }
+}
+
+async fn register_node(api: &Api, broker: &Broker, payload: Value) -> Result<Registration, Refusal> {
+    let RegisterNode { manifest, supervision } = read(payload)?;
+    let name = manifest.name.clone();
+    if name.trim().is_empty() {
+        return Err(Refusal::new("frame_failed", "the manifest needs a name"));
+    }
+    if supervision.as_ref().is_some_and(|supervision| !supervision.is_valid()) {
+        return Err(Refusal::new("frame_failed", "supervision.argv needs a program"));
+    }
+    let registered = broker.services.link.register_runner(manifest).await;
+    let registration = registered.map_err(|refused| Refusal::new(&refused.code, refused.message))?;
+    match supervision {
+        Some(supervision) => {
+            let runners = broker.runners.clone();
+            let stop = api.inner.stop.clone();
+            broker.runners.supervisor.begin(supervision, name, runners, &broker.services.tasks, stop);
+        }
+        None => broker.runners.supervisor.end(),
+    }
+    Ok(registration)
 }
 
 async fn spawn_agent(api: &Api, payload: Value) -> Result<Value, Refusal> {
@@ -192,6 +212,8 @@ async fn spawn_agent(api: &Api, payload: Value) -> Result<Value, Refusal> {
 #[derive(Debug, Deserialize)]
 struct RegisterNode {
     manifest: RunnerManifest,
+    #[serde(default)]
+    supervision: Option<Supervision>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -221,4 +243,67 @@ struct SpawnAgent {
 
 fn read<T: serde::de::DeserializeOwned>(payload: Value) -> Result<T, Refusal> {
     serde_json::from_value(payload).map_err(|error| Refusal::new("frame_failed", error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// JSON of any shape, often with the keys that payloads have.
+    fn payloads() -> impl Strategy<Value = Value> {
+        let keys = [
+            "manifest",
+            "name",
+            "capabilities",
+            "supervision",
+            "argv",
+            "cwd",
+            "names",
+            "invocation_id",
+            "output",
+            "error",
+            "agent",
+            "cli",
+            "channels",
+            "harnessConfig",
+            "runtime",
+            "auth",
+            "type",
+            "restartPolicy",
+            "metadata",
+        ];
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            ".{0,6}".prop_map(Value::from),
+            prop::sample::select(&["pty", "headless", "bearer", "x"][..]).prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 64, 6, move |inner| {
+            let object = prop::collection::vec((prop::sample::select(keys.to_vec()), inner.clone()), 0..6);
+            prop_oneof![
+                prop::collection::vec(inner, 0..4).prop_map(Value::from),
+                object.prop_map(|fields| fields
+                    .into_iter()
+                    .map(|(key, value)| (key.to_owned(), value))
+                    .collect::<Value>()),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_payload_is_read_or_refused(payload in payloads()) {
+            let refusals = [
+                read::<RegisterNode>(payload.clone()).err(),
+                read::<RegisterHandlers>(payload.clone()).err(),
+                read::<HandlerResult>(payload.clone()).err(),
+                read::<SpawnAgent>(payload).err(),
+            ];
+            prop_assert!(refusals.iter().flatten().all(|refusal| refusal.code == "frame_failed"));
+        }
+    }
 }

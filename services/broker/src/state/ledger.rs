@@ -61,6 +61,8 @@ pub(crate) struct LedgerTask {
     requests: mpsc::Receiver<(LedgerEntry, oneshot::Sender<()>)>,
     remembered: HashMap<String, VecDeque<LedgerEntry>>,
     lines: usize,
+    /// The last line may be incomplete: the disk was full.
+    is_torn: bool,
 }
 
 impl LedgerTask {
@@ -80,7 +82,7 @@ impl LedgerTask {
             Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
         }
         let (sender, requests) = mpsc::channel(QUEUE);
-        let mut task = Self { path, requests, remembered, lines: 0 };
+        let mut task = Self { path, requests, remembered, lines: 0, is_torn: false };
         task.rewrite().with_context(|| format!("write {}", task.path.display()))?;
         Ok((Ledger { requests: sender }, task))
     }
@@ -117,13 +119,18 @@ impl LedgerTask {
 
     fn append(&mut self, entries: &[(LedgerEntry, oneshot::Sender<()>)]) -> io::Result<()> {
         let mut lines = Vec::new();
+        if self.is_torn {
+            lines.push(b'\n');
+        }
         for (entry, _) in entries {
             serde_json::to_writer(&mut lines, entry)?;
             lines.push(b'\n');
         }
         let mut file = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.path)?;
+        self.is_torn = true;
         file.write_all(&lines)?;
         file.sync_data()?;
+        self.is_torn = false;
         self.lines += entries.len();
         for (entry, _) in entries {
             remember(&mut self.remembered, entry.clone());

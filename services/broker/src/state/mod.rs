@@ -1,10 +1,11 @@
 //! Files of the broker: the state directory and its lock, the connection file, the agents that run, and the ledger of
-//! what was proven. Used by startup and by the tasks of agents.
+//! what was proven; entries in files of users' projects. Used by startup and by the tasks of agents.
 
 mod connection_file;
 mod directory;
 mod file;
 mod ledger;
+mod project_files;
 mod roster;
 mod versioned;
 
@@ -12,5 +13,6 @@ pub(crate) use connection_file::ConnectionFile;
 pub(crate) use directory::{Persistence, StateDirectory};
 pub(crate) use file::{create_private_directory, write_private_file};
 pub(crate) use ledger::{Ledger, LedgerEntry, LedgerTask};
+pub(crate) use project_files::ProjectFiles;
 pub(crate) use roster::{AgentRecord, Roster, RosterFile};
 pub(crate) use versioned::{read_versioned, write_versioned};

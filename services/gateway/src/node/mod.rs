@@ -10,6 +10,7 @@ mod invocation_scan;
 mod liveness;
 mod notices;
 mod registry;
+mod relist_pause;
 mod revocation;
 mod suspension;
 pub(crate) mod upgrade;

@@ -30,7 +30,10 @@ use tokio::sync::{Notify, broadcast, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::notices::{MissedWindow, Notice};
+use super::{
+    notices::{MissedWindow, Notice},
+    relist_pause::RelistPause,
+};
 
 /// Interval at which every stream is compared with its mailbox; shorter while NATS is unavailable.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(3);
@@ -409,14 +412,14 @@ impl Registry {
 
     async fn handle_hints(&self, engine: &Engine) {
         let (mut hints, mut notices) = (engine.hints().subscribe(), engine.hints().subscribe_notices());
-        let mut relisted = Instant::now();
-        let mut relist_at = None;
+        let mut relists = RelistPause::new(FULL_CHECK_PAUSE, Instant::now());
         loop {
+            let due_at = relists.due_at();
             let hint = tokio::select! {
                 // Changes come before notices.
                 biased;
-                () = tokio::time::sleep_until(relist_at.unwrap_or(relisted)), if relist_at.is_some() => {
-                    (relisted, relist_at) = (Instant::now(), None);
+                () = tokio::time::sleep_until(due_at.unwrap_or_else(Instant::now)), if due_at.is_some() => {
+                    relists.complete(Instant::now());
                     for peer in self.maps().peers.values() {
                         peer.handle.try_send(Event::Relist);
                     }
@@ -425,7 +428,7 @@ impl Registry {
                 hint = hints.recv() => hint.inspect_err(|error| {
                     if let broadcast::error::RecvError::Lagged(missed) = error {
                         tracing::warn!(missed, "hints were missed, the silence check will find the changes");
-                        relist_at.get_or_insert(relisted + FULL_CHECK_PAUSE);
+                        relists.request();
                     }
                 }),
                 // Lost notices concern no connection's agents.

@@ -9,6 +9,7 @@ use relay_engine::{
     events::LogEvent,
     observers::{AccessEndReason, ObserverAccess},
 };
+use relay_tasks::byte_budget::ByteLease;
 use serde::Deserialize;
 use tokio::time::Instant;
 
@@ -88,6 +89,14 @@ impl ObserverWatch {
 
     pub(super) fn can_see(&self, event: &LogEvent) -> bool {
         self.access.view.sees_event(&event.facts())
+    }
+
+    /// Waits for the memory of a large event, which is held until the event is written.
+    ///
+    /// # Errors
+    /// If other observers, above all of the same workspace, take too long.
+    pub(super) async fn reserve_large(&self, event: &LogEvent) -> Result<Option<ByteLease>, EngineError> {
+        self.engine.events().reserve_large(self.access.scope, event).await
     }
 
     /// Renders an event for the observer; `None` if retention has removed the message it refers to.

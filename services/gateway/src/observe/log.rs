@@ -57,7 +57,8 @@ pub(crate) async fn page(
         events: page.events.iter().filter_map(to_logged_event).collect(),
         latest_seq: page.latest_seq,
         next_since: page.next_since,
-    }))
+    })
+    .holding(page.memory))
 }
 
 fn to_logged_event(event: &LogEvent) -> Option<LoggedEvent> {

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
+    body::Bytes,
     extract::{
         State,
         ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
@@ -19,6 +20,7 @@ use relay_engine::{
     error::Denial,
     events::{EventStream, LogEvent, StreamItem},
 };
+use relay_tasks::byte_budget::ByteLease;
 use relay_wire::events::{ObserverFrame, encode_resync_ack};
 
 use super::access::{self, ObserverCredentials, ObserverWatch};
@@ -191,9 +193,17 @@ impl Observer {
     /// Writes the events that the observer may see.
     async fn write(&mut self, events: &[Arc<LogEvent>]) -> Result<(), Closing> {
         let mut frames = Vec::new();
-        for event in events.iter().filter(|event| self.watch.can_see(event)) {
-            match self.watch.render(event).await {
-                Ok(text) => frames.extend(text.and_then(|text| Utf8Bytes::try_from(text).ok()).map(Message::Text)),
+        let visible: Vec<_> = events.iter().filter(|event| self.watch.can_see(event)).collect();
+        for event in visible {
+            match self.render(event).await {
+                Ok((text, memory)) => {
+                    metrics::counter!(relay_domain::metric_names::OBSERVER_FRAMES).increment(1);
+                    frames.extend(text.and_then(|text| Utf8Bytes::try_from(text).ok()).map(Message::Text));
+                    // A large event is written before the next one is read.
+                    if memory.is_some() {
+                        self.send(std::mem::take(&mut frames)).await?;
+                    }
+                }
                 Err(_) => {
                     self.send(frames).await?;
                     let reason = "events cannot be read now: resume from the log";
@@ -201,9 +211,16 @@ impl Observer {
                 }
             }
         }
-        metrics::counter!(relay_domain::metric_names::OBSERVER_FRAMES)
-            .increment(u64::try_from(frames.len()).unwrap_or(0));
         self.send(frames).await
+    }
+
+    async fn render(&self, event: &Arc<LogEvent>) -> Result<(Option<Bytes>, Option<ByteLease>), EngineError> {
+        let mut memory = self.watch.reserve_large(event).await?;
+        let text = self.watch.render(event).await?;
+        if let Some(memory) = &mut memory {
+            memory.shrink_to(text.as_ref().map_or(0, Bytes::len));
+        }
+        Ok((text, memory))
     }
 
     async fn send(&mut self, frames: Vec<Message>) -> Result<(), Closing> {
@@ -243,8 +260,8 @@ impl Observer {
         let (mut since, mut replayed, mut whole) =
             (oldest, 0, oldest == last_seen_seq && last_seen_seq < self.events.position());
         while since + 1 < self.started_at {
-            let events = match self.state.engine.events().between(scope, since, self.started_at).await {
-                Ok(events) => events,
+            let (events, _memory) = match self.state.engine.events().between(scope, since, self.started_at).await {
+                Ok(read) => read,
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "observer resync not readable, retrying");
                     tokio::time::sleep(RETRY_AFTER).await;

@@ -3,15 +3,20 @@
 //! Each event carries its number as `id`, so that a browser resumes with `Last-Event-ID`. A cursor that is no longer
 //! kept gets one `resync` event, then the oldest events available.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
+    body::Bytes,
     extract::State,
     http::HeaderMap,
     response::sse::{Event, KeepAlive, Sse},
 };
 use futures::Stream;
-use relay_engine::events::{EventStream, StreamItem};
+use relay_engine::{
+    EngineError,
+    events::{EventStream, LogEvent, StreamItem},
+};
+use relay_tasks::byte_budget::ByteLease;
 use relay_wire::{
     events::{StreamClosed, StreamResync},
     field::ToValue as _,
@@ -86,6 +91,7 @@ pub(crate) async fn stream(
         stop: state.shutdown.token(),
         position_sent_at: Instant::now(),
         ended: false,
+        memory: None,
         _places: (seat, client),
     };
     let stream = futures::stream::unfold(reader, |mut reader| async move {
@@ -102,6 +108,8 @@ struct StreamReader {
     /// Time when the client last received a position.
     position_sent_at: Instant,
     ended: bool,
+    /// Memory of the large event that is being written.
+    memory: Option<ByteLease>,
     _places: (CallerSeat, Client),
 }
 
@@ -110,6 +118,7 @@ impl StreamReader {
         if self.ended {
             return None;
         }
+        self.memory = None;
         loop {
             tokio::select! {
                 biased;
@@ -128,7 +137,7 @@ impl StreamReader {
                 observed = self.events.next() => match observed {
                     Ok(StreamItem::Event(event)) if !self.watch.can_see(&event) => {}
                     Ok(StreamItem::Event(event)) => {
-                        let text = match self.watch.render(&event).await {
+                        let text = match self.render(&event).await {
                             Ok(Some(text)) => text,
                             Ok(None) => continue,
                             Err(_) => return self.close("events cannot be read now: resume with Last-Event-ID"),
@@ -149,6 +158,15 @@ impl StreamReader {
                 }
             }
         }
+    }
+
+    async fn render(&mut self, event: &Arc<LogEvent>) -> Result<Option<Bytes>, EngineError> {
+        self.memory = self.watch.reserve_large(event).await?;
+        let text = self.watch.render(event).await?;
+        if let Some(memory) = &mut self.memory {
+            memory.shrink_to(text.as_ref().map_or(0, Bytes::len));
+        }
+        Ok(text)
     }
 
     /// Builds the last event, which says why the stream ends.

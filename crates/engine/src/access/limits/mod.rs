@@ -126,8 +126,9 @@ pub struct RateLimits {
 }
 
 impl RateLimits {
-    /// Charges a request of `subject`. `None` when rate limits are disabled, or when storage is unavailable and the
-    /// quotas are not cached: then storage refuses the request itself.
+    /// Charges a request of `subject`. While rate limits are disabled nothing is counted, and the status has the numbers
+    /// of the plan. `None` when storage is unavailable and the quotas are not cached: then storage refuses the request
+    /// itself.
     pub async fn admit(
         &self,
         scope: WorkspaceScope,
@@ -135,11 +136,13 @@ impl RateLimits {
         family: RouteClass,
     ) -> Option<Admission> {
         let limits = &self.limits;
-        if !limits.config.requests {
-            return None;
-        }
         let limit_units =
             family.bucket().units_per_window(self.quotas.of(scope).await.ok()?.limits.requests_per_minute);
+        if !limits.config.requests {
+            let (_, reset_at) = rate_limit::window_at(scope.workspace_id().get(), self.core.now().timestamp());
+            let limit = limit_units / family.cost();
+            return Some(Admission::Admitted(RateLimitStatus { limit, remaining: limit, reset_at }));
+        }
         let share = rate_limit::caller_share(limit_units);
         let own = self.account(scope, family.bucket(), Some(subject), share);
         let all = self.account(scope, family.bucket(), None, limit_units);

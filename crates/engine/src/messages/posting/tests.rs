@@ -19,7 +19,8 @@ fn ada() -> AgentCaller {
 
 /// Audience of ada (1), bob (2) and, with muted notifications, eve (3).
 fn audience(channel_kind: ChannelKind) -> Audience {
-    let member = |id, name: &str, muted| Member { agent_id: AgentId::new(id), name: name.to_owned(), muted };
+    let member =
+        |id, name: &str, muted| Member { agent_id: AgentId::new(id), name: name.to_owned(), muted, machine: None };
     Audience {
         channel_id: ChannelId::new(10),
         name: "general".to_owned(),

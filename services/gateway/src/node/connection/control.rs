@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash};
+use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash, names};
 use relay_engine::{
     Engine, EngineError,
     access::authentication::NodeTokenState,
     actions::ProviderResultOutcome,
-    error::{Conflict, InvalidInput, Missing},
+    error::{Conflict, Denial, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
 };
 use relay_wire::{
@@ -47,6 +47,8 @@ pub(super) struct ProviderBinding {
     /// True if the client lists a delivery after acking it, so that its acks are stored with a delay.
     pub(super) rereads_after_ack: bool,
     pub(super) capabilities: usize,
+    /// Name of the node in the newest frame that contained one.
+    pub(super) declared_name: String,
 }
 
 /// Request frame with its correlation id.
@@ -199,7 +201,7 @@ impl ControlContext {
         let binding = self.broker_binding()?;
         check_session_ref(frame.session_ref.as_deref())?;
         let expected: AgentId =
-            frame.expected_agent_id.parse().map_err(|_| EngineError::Conflict(Conflict::AgentIdentity))?;
+            frame.expected_agent_id.parse().map_err(|_| EngineError::Forbidden(Denial::AgentRecovery))?;
         let session = SessionHandle { session_ref: frame.session_ref.as_deref(), resumable: frame.resumable };
         let hosted = self.engine.nodes().recover_agent(&binding.fence, &frame.name, expected, session).await?;
         Ok(hosted_reply(hosted, binding.cursor_granted))
@@ -308,8 +310,6 @@ const RESULT_RETRY: Duration = Duration::from_millis(500);
 const MAX_INVENTORY: usize = 20_000;
 /// Maximum bytes of a capability name, a capability kind or a tag.
 pub(super) const MAX_WORD_BYTES: usize = 256;
-/// Maximum bytes of the handle for resuming a session.
-const MAX_SESSION_REF_BYTES: usize = 1024;
 
 /// Checks the bounds of advertised capabilities, which are stored.
 pub(super) fn check_capabilities(capabilities: &[Capability]) -> Result<(), EngineError> {
@@ -339,7 +339,7 @@ fn parse_inventory_entry(entry: InventoryEntry) -> Result<ListedAgent, EngineErr
 
 fn check_session_ref(session_ref: Option<&str>) -> Result<(), EngineError> {
     let text = session_ref.unwrap_or_default();
-    Ok(relay_domain::names::check_length("session_ref", text, MAX_SESSION_REF_BYTES)?)
+    Ok(names::check_length("session_ref", text, names::MAX_SESSION_REF_BYTES)?)
 }
 
 /// Capabilities in the form that the roster stores.

@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
-use relay_domain::ProviderName;
+use relay_domain::{ProviderName, nodes::tags};
 use relay_engine::{
     EngineError, EngineResult,
-    error::Denial,
+    error::{Denial, InvalidInput},
     mailboxes::serving::{Fence, ProviderRegistration},
     nodes::providers::Registrant,
 };
@@ -63,6 +63,7 @@ impl ControlContext {
             is_broker: !self.direct && version.starts_with(BROKER_VERSION),
             rereads_after_ack: self.direct && version.starts_with(REREADING_CLIENT_VERSION),
             capabilities: frame.capabilities.len(),
+            declared_name: frame.name.clone(),
         };
         // The provider is taken by now: from here on the connection registers, or releases it.
         let node =
@@ -92,7 +93,10 @@ impl ControlContext {
 
     /// Converts the frame, and refuses invalid ones.
     fn build_registrant(&self, frame: &Register) -> Result<Registrant, EngineError> {
-        use relay_domain::names::{MAX_NOTE_BYTES, MAX_TAGS, check_length, check_name};
+        use relay_domain::{
+            agents::check_machine,
+            names::{MAX_NODE_NAME_BYTES, MAX_NOTE_BYTES, MAX_TAGS, check_length, check_name},
+        };
         if frame.node_id != self.node_id.as_str() {
             return Err(EngineError::Forbidden(Denial::NodeIdMismatch));
         }
@@ -102,13 +106,13 @@ impl ControlContext {
         };
         check_name("provider.name", provider.as_str(), 128)?;
         check_name("provider.instance_id", &instance_id, 256)?;
-        let mut tags = frame.tags.clone();
-        if let Some(keys) = &frame.repo_keys {
-            tags.retain(|tag| !tag.starts_with("repo:"));
-            tags.extend(keys.iter().map(|key| format!("repo:{key}")));
-        }
+        let tags = declared_tags(frame);
         check_capabilities(&frame.capabilities)?;
         check_length("version", &frame.version, MAX_NOTE_BYTES)?;
+        if let Some(machine) = frame.machine_id.as_deref().filter(|_| self.direct) {
+            check_name("machine_id", machine, MAX_NODE_NAME_BYTES)?;
+            check_machine("machine_id", machine)?;
+        }
         if tags.len() > MAX_TAGS {
             return Err(EngineError::invalid_request(format!("at most {MAX_TAGS} tags")));
         }
@@ -121,16 +125,26 @@ impl ControlContext {
             gateway_id: self.gateway_id,
             requested_at: self.engine.now(),
             registration: ProviderRegistration {
-                node_name: frame.name.trim_start_matches('#').to_owned(),
+                node_name: self.declared_name(frame)?,
                 provider,
                 instance_id,
                 capabilities: stored_capabilities(&frame.capabilities),
                 cursor_granted: !self.direct && frame.capabilities.iter().any(|c| c.name == CURSOR),
                 tags,
                 version: frame.version.clone(),
+                machine_id: frame.machine_id.clone().filter(|_| self.direct),
                 max_agents: i32::try_from(frame.max_agents).unwrap_or(i32::MAX),
             },
         })
+    }
+
+    /// Returns the name that the node takes. That of a direct node follows from its agent, whatever its client sends.
+    fn declared_name(&self, frame: &Register) -> Result<String, EngineError> {
+        if self.direct {
+            return Ok(frame.name.clone());
+        }
+        let name = relay_domain::names::parse_node_name(&frame.name);
+        Ok(name.map_err(|_| EngineError::Invalid(InvalidInput::NodeName))?.to_owned())
     }
 
     /// Retries transient errors. `None` at the deadline, or once the peer has disconnected.
@@ -155,4 +169,14 @@ impl ControlContext {
         }
         RequestEffect::RegistrationFailed { held, close }
     }
+}
+
+/// Returns the tags that a node declares. Repository keys replace its tags that name repositories; tags about its cloud
+/// come from its enrolment only.
+pub(super) fn declared_tags(frame: &Register) -> Vec<String> {
+    let keys = frame.repo_keys.as_deref();
+    let own = frame.tags.iter().filter(|tag| tags::is_declarable(tag));
+    let own = own.filter(|tag| keys.is_none() || !tag.starts_with(tags::REPO_PREFIX)).cloned();
+    let repositories = keys.unwrap_or_default().iter().map(|key| format!("{}{key}", tags::REPO_PREFIX));
+    own.chain(repositories).collect()
 }

@@ -13,7 +13,7 @@ use axum::extract::ws::Message;
 use relay_domain::{
     AgentId,
     names::{MAX_NOTE_BYTES, check_length},
-    nodes::takeover::ProbeOutcome,
+    nodes::{tags::check_repo_tag, takeover::ProbeOutcome},
 };
 use relay_engine::{
     access::authentication::NodeCaller,
@@ -30,6 +30,7 @@ use super::{
     outbound::Room,
     pacing::Pacing,
     peer_liveness::{PeerLiveness, Silence},
+    registration::declared_tags,
     requests::RequestQueue,
     served_agent::{BufferCount, ServedAgent},
 };
@@ -237,6 +238,11 @@ impl ConnectionState {
             InboundFrame::Ack(ack) => self.on_ack(&ack.agent, i64::try_from(ack.up_to_seq).unwrap_or(i64::MAX)),
             InboundFrame::Heartbeat(beat) => self.on_heartbeat(decoded.id.as_deref(), *beat),
             InboundFrame::Ignored => {}
+            InboundFrame::Register(register)
+                if let Some(refusal) = declared_tags(&register).iter().find_map(|tag| check_repo_tag(tag).err()) =>
+            {
+                self.refuse(decoded.id.as_deref(), "invalid_message", &refusal.to_string());
+            }
             frame @ (InboundFrame::Register(_)
             | InboundFrame::Deregister
             | InboundFrame::AgentRegister(_)
@@ -270,7 +276,12 @@ impl ConnectionState {
             return self.refuse(id, "invalid_message", &error.to_string());
         }
         // A heartbeat before the registration has been handled is early, not invalid.
-        let Some(binding) = &self.binding else { return };
+        let Some(binding) = &mut self.binding else { return };
+        // Only a change renames the node: an operator's new name is not undone by heartbeats that repeat the old one.
+        let renamed = beat.name.filter(|name| *name != binding.declared_name);
+        if let Some(name) = &renamed {
+            binding.declared_name.clone_from(name);
+        }
         let fence = &binding.fence;
         let beat = Heartbeat {
             scope: fence.scope,
@@ -283,6 +294,7 @@ impl ConnectionState {
             active_agents: i32::try_from(beat.active_agents).unwrap_or(i32::MAX),
             max_agents: beat.max_agents.map(|most| i32::try_from(most).unwrap_or(i32::MAX)),
             version: beat.version,
+            node_name: renamed,
             handlers_live: beat.handlers_live,
             capabilities: beat.capabilities.as_deref().map(control::stored_capabilities),
         };

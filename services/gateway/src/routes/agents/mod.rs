@@ -58,6 +58,7 @@ pub async fn register(
         capabilities: body.capabilities.map(Value::Object),
         skills: skills_to_json(body.skills),
         joins_general: body.auto_join_general.unwrap_or(true),
+        direct_machine_prefix: body.direct_machine_prefix,
     };
     let registered = match key.filter(|key| key.text().starts_with(SPAWN_KEY_PREFIX)) {
         Some(key) => engine.agents().register_spawned(caller.scope, &request, &key).await?,
@@ -67,6 +68,7 @@ pub async fn register(
         id: registered.agent_id,
         workspace_id: caller.scope.workspace_id(),
         handle: format!("@{}", request.name),
+        address: registered.address,
         name: request.name,
         token: registered.token,
         status: AgentStatus::Active.presence(),
@@ -292,6 +294,7 @@ fn to_agent(scope: WorkspaceScope, agent: agents::Agent, now: DateTime<Utc>) -> 
         id: agent.id,
         workspace_id: scope.workspace_id(),
         handle: format!("@{}", agent.name),
+        address: agent.address(),
         name: agent.name,
         kind: agent.kind.as_str(),
         status: status.presence(),

@@ -10,6 +10,7 @@ use crate::{
     envelope::Reply,
     error::ApiError,
     extract::{KeyedBody, Path, Query},
+    list_reply::ListReply,
     openapi::IdempotencyKey,
     routes::page,
 };
@@ -47,11 +48,11 @@ pub async fn list(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::ACTIVITY }>,
     Path(name): Path<String>,
     Query(query): Query<wire::EventsQuery>,
-) -> Result<Reply<Vec<wire::SessionEvent>>, ApiError> {
+) -> Result<ListReply<wire::SessionEvent>, ApiError> {
     let limit = page::parse_limit(query.limit.as_deref(), PAGE)?;
     let event_type = query.event_type.as_deref().filter(|event_type| !event_type.is_empty());
     let events = engine.agents().session_events(&caller, &name, event_type, limit).await?;
-    Ok(Reply::ok(events.into_iter().map(to_session_event).collect()))
+    ListReply::list(events.map(to_session_event))
 }
 
 fn to_session_event(event: SessionEvent) -> wire::SessionEvent {

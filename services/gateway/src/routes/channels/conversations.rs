@@ -1,6 +1,6 @@
 //! Direct-message conversations: listing, reading, groups and participants. `messages::posting` posts to them.
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{extract::State, http::StatusCode};
 use relay_domain::channels::{ChannelKind, MAX_CONVERSATION_LIMIT, MAX_LISTED_CONVERSATIONS, client_channel_id};
 use relay_engine::{
     Engine,
@@ -11,7 +11,7 @@ use relay_engine::{
 };
 use relay_wire::{
     channels::conversation as wire,
-    envelope::Paged,
+    envelope::{Paged, Success},
     messages::{ConversationMessage, PageQuery},
 };
 
@@ -20,6 +20,7 @@ use crate::{
     envelope::{NoContent, Reply},
     error::ApiError,
     extract::{Body, KeyedBody, Path, Query},
+    list_reply::ListReply,
     openapi::IdempotencyKey,
     origin_client::OriginClient,
     routes::page,
@@ -37,14 +38,14 @@ pub async fn conversations(
     Agent(caller): Agent,
     Query(query): Query<wire::ConversationsQuery>,
     client: OriginClient,
-) -> Result<Reply<Vec<wire::Conversation>>, ApiError> {
+) -> Result<ListReply<wire::Conversation>, ApiError> {
     let names_only = client.takes_conversations_as_names();
     let limit = match query.limit.as_deref() {
         None => MAX_LISTED_CONVERSATIONS,
         given => page::parse_strict_limit(given, MAX_CONVERSATION_LIMIT)?,
     };
     let listed = engine.channels().conversations(&caller, limit).await?;
-    Ok(Reply::ok(listed.into_iter().map(|row| to_conversation(row, names_only)).collect()))
+    ListReply::list(listed.map(move |row| to_conversation(row, names_only)))
 }
 
 /// Lists the messages of a conversation of the caller, newest first.
@@ -63,9 +64,9 @@ pub async fn messages(
     Agent(caller): Agent,
     Path(id): Path<String>,
     Query(query): Query<PageQuery>,
-) -> Result<Reply<Vec<ConversationMessage>>, ApiError> {
+) -> Result<ListReply<ConversationMessage>, ApiError> {
     let messages = engine.channels().conversation_messages(&caller, &id, page::parse_message_page(&query)?).await?;
-    Ok(Reply::ok(messages.into_iter().map(Into::into).collect()))
+    ListReply::list(messages.map(Into::into))
 }
 
 /// Creates a group conversation of the caller and others.
@@ -151,10 +152,11 @@ pub async fn all(
     State(engine): State<Engine>,
     Reader(caller): Reader<{ reads::DMS }>,
     Query(query): Query<wire::AllConversationsQuery>,
-) -> Result<Json<Paged<wire::AnyConversation>>, ApiError> {
+) -> Result<ListReply<wire::AnyConversation>, ApiError> {
     let limit = page::parse_limit(query.limit.as_deref(), ALL_CONVERSATIONS_PAGE)?;
     let page = engine.channels().all_conversations(&caller, query.cursor.as_deref(), limit).await?;
-    Ok(Json(Paged::new(page.items.into_iter().map(to_any_conversation).collect(), page.next)))
+    let empty = Paged::<wire::AnyConversation>::new(Vec::new(), page.next);
+    ListReply::framed(&empty, page.items.map(to_any_conversation))
 }
 
 /// Lists the messages of any conversation, newest first.
@@ -174,23 +176,17 @@ pub async fn any_messages(
     Reader(caller): Reader<{ reads::DMS }>,
     Path(id): Path<String>,
     Query(query): Query<wire::AnyMessagesQuery>,
-) -> Result<Reply<wire::AnyMessages>, ApiError> {
+) -> Result<ListReply<ConversationMessage>, ApiError> {
     let paged = query.page.is_some_and(|page| page == "1" || page == "true");
-    let mut page =
-        page::parse_message_page(&PageQuery { limit: query.limit, before: query.before, after: query.after })?;
-    let limit = usize::try_from(page.limit).unwrap_or(usize::MAX);
-    // One more row shows whether there is a next page.
-    page.limit += i64::from(paged);
-    let mut rows = engine.channels().any_conversation_messages(&caller, &id, page).await?;
-    let exhausted = rows.len() <= limit;
-    rows.truncate(limit);
-    let next_before = rows.last().filter(|_| !exhausted).map(|message| message.id.to_string());
-    let messages = rows.into_iter().map(Into::into).collect();
-    Ok(Reply::ok(if paged {
-        wire::AnyMessages::Page(wire::MessagesPage { messages, next_before, exhausted })
-    } else {
-        wire::AnyMessages::List(messages)
-    }))
+    let page = page::parse_message_page(&PageQuery { limit: query.limit, before: query.before, after: query.after })?;
+    let (messages, next_before) = engine.channels().any_conversation_messages(&caller, &id, page).await?;
+    let messages = messages.map(ConversationMessage::from);
+    if !paged {
+        return ListReply::list(messages);
+    }
+    let next_before = next_before.map(|id| id.to_string());
+    let page = wire::MessagesPage { messages: Vec::new(), exhausted: next_before.is_none(), next_before };
+    ListReply::framed(&Success::new(page), messages)
 }
 
 fn to_any_conversation(row: WorkspaceConversation) -> wire::AnyConversation {

@@ -2,7 +2,7 @@
 
 pub mod conversations;
 
-use axum::extract::State;
+use axum::{extract::State, http::StatusCode};
 use relay_domain::{WorkspaceScope, channels::ChannelKind};
 use relay_engine::{
     Engine,
@@ -37,6 +37,35 @@ pub async fn create(
 ) -> Result<Reply<wire::Channel>, ApiError> {
     let row = engine.channels().create(&caller, body).await?;
     Ok(Reply::created(to_channel(caller.scope(), row)))
+}
+
+/// Returns the channel whose only recipient is an agent, and creates it on the first call.
+///
+/// Webhooks, triggers and agents that post there reach this agent and no other. An agent gets its own channel only.
+#[utoipa::path(
+    post, path = "/v1/agents/{name}/subscription-channel", tag = "channels",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses(
+        (status = 201, body = wire::SubscriptionChannel),
+        (status = 200, body = wire::SubscriptionChannel),
+        (status = 400, description = "channel_archived"),
+        (status = 403, description = "forbidden"),
+        (status = 404, description = "agent_not_found"),
+        (status = 429, description = "plan_limit_exceeded"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.channels.subscription", skip_all)]
+pub async fn subscription(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(name): Path<String>,
+) -> Result<Reply<wire::SubscriptionChannel>, ApiError> {
+    let (row, agent, is_new) = engine.channels().of_recipient(&caller, &name).await?;
+    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+    let channel = to_channel(caller.scope(), row);
+    let data =
+        wire::SubscriptionChannel { channel, agent_id: agent.id, address: agent.address(), agent_name: agent.name };
+    Ok(Reply::with_status(status, data))
 }
 
 /// Lists the channels.

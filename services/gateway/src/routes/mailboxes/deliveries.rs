@@ -18,6 +18,7 @@ use crate::{
     envelope::Reply,
     error::ApiError,
     extract::{Body, Path, Query},
+    list_reply::ListReply,
     routes::page,
 };
 
@@ -35,7 +36,7 @@ pub async fn list(
     State(engine): State<Engine>,
     Agent(caller): Agent,
     Query(query): Query<wire::DeliveriesQuery>,
-) -> Result<Reply<Vec<wire::Delivery>>, ApiError> {
+) -> Result<ListReply<wire::Delivery>, ApiError> {
     let state: Option<DeliveryState> = query
         .status
         .map(|word| word.parse())
@@ -43,7 +44,7 @@ pub async fn list(
         .map_err(|_| ApiError::invalid_request("Unknown delivery status"))?;
     let limit = page::parse_limit(query.limit.as_deref(), deliveries::PAGE)?;
     let listed = engine.mailboxes().deliveries(&caller, state, limit).await?;
-    Ok(Reply::ok(listed.into_iter().map(to_delivery).collect()))
+    ListReply::list(listed.map(to_delivery))
 }
 
 /// Claims deliveries, lowest seq first. They are leased to the caller until it settles them or the lease expires.
@@ -62,7 +63,7 @@ pub async fn claim(
     State(engine): State<Engine>,
     Agent(caller): Agent,
     Body(body): Body<wire::ClaimBody>,
-) -> Result<Reply<Vec<wire::ClaimedDelivery>>, ApiError> {
+) -> Result<ListReply<wire::ClaimedDelivery>, ApiError> {
     let limit = body.limit.unwrap_or(claims::CLAIM_LIMIT.0);
     if !(1..=claims::CLAIM_LIMIT.1).contains(&limit) {
         return Err(ApiError::invalid_request("limit must be 1 to 200"));
@@ -73,12 +74,11 @@ pub async fn claim(
     }
     let lease = body.lease_ms.map_or(claims::LEASE, Duration::from_millis);
     let claimed = engine.mailboxes().claim(&caller, limit, lease, wait).await?;
-    let deliveries = claimed.into_iter().map(|one| wire::ClaimedDelivery {
+    ListReply::list(claimed.map(|one| wire::ClaimedDelivery {
         delivery: to_delivery(one.delivery),
         leased_until: one.claim.leased_until.into(),
         claim_count: one.claim.claim_count,
-    });
-    Ok(Reply::ok(deliveries.collect()))
+    }))
 }
 
 /// Lists the attempts to dispatch a delivery to an endpoint, oldest first. They are kept for 7 days.

@@ -34,7 +34,7 @@ pub async fn get(
     Query(query): Query<wire::InboxQuery>,
 ) -> Result<Reply<wire::Inbox>, ApiError> {
     let inbox = engine.mailboxes().inbox(&caller, page::parse_limit(query.limit.as_deref(), INBOX_PAGE)?).await?;
-    Ok(Reply::ok(wire::Inbox {
+    let shown = wire::Inbox {
         unread_channels: inbox
             .channels
             .into_iter()
@@ -63,12 +63,13 @@ pub async fn get(
                 created_at: row.created_at.into(),
             })
             .collect(),
-    }))
+    };
+    Ok(Reply::ok(shown).holding(inbox.memory))
 }
 
 fn to_unread_conversation(place: UnreadChannel, client: OriginClient) -> Option<wire::UnreadConversation> {
     let last_message = place.newest_id.map(|id| {
-        let text = place.newest_text.unwrap_or_default();
+        let text = place.newest_text;
         if client.takes_last_unread_as_text() {
             return wire::ShownUnread::Text(text);
         }

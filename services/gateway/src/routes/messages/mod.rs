@@ -5,13 +5,14 @@ pub mod webhooks;
 
 use axum::extract::State;
 use relay_engine::{Engine, messages::edits::MessageUpdate};
-use relay_wire::{mailboxes::inbox::UpdateMessageBody, messages as wire};
+use relay_wire::{envelope::Success, mailboxes::inbox::UpdateMessageBody, messages as wire};
 
 use crate::{
-    caller::{ActingAgent, Agent, ReaderOrAgent, reads},
+    caller::{ActingAgent, Agent, ReaderOrAgent, WorkspaceKey, reads},
     envelope::Reply,
     error::ApiError,
     extract::{Body, Path, Query},
+    list_reply::ListReply,
     routes::page,
 };
 
@@ -27,9 +28,30 @@ pub async fn of_channel(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGES }>,
     Path(name): Path<String>,
     Query(query): Query<wire::PageQuery>,
-) -> Result<Reply<Vec<wire::Message>>, ApiError> {
+) -> Result<ListReply<wire::Message>, ApiError> {
     let messages = engine.messages().channel_messages(&caller, &name, page::parse_message_page(&query)?).await?;
-    Ok(Reply::ok(messages.into_iter().map(Into::into).collect()))
+    ListReply::list(messages.map(Into::into))
+}
+
+/// Lists the messages of a session, newest first.
+///
+/// A message belongs to the session that its author's binding to a node had when it was written, in channels and in
+/// conversations.
+#[utoipa::path(
+    get, path = "/v1/sessions/{session_ref}/messages", tag = "messages",
+    security(("workspace_key" = [])), params(wire::PageQuery),
+    responses((status = 200, body = Vec<wire::Message>)),
+)]
+#[tracing::instrument(level = "debug", name = "http.messages.of_session", skip_all)]
+pub async fn of_session(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path(session_ref): Path<String>,
+    Query(query): Query<wire::PageQuery>,
+) -> Result<ListReply<wire::Message>, ApiError> {
+    let page = page::parse_message_page(&query)?;
+    let messages = engine.messages().of_session(caller.scope, &session_ref, page).await?;
+    ListReply::list(messages.map(Into::into))
 }
 
 /// Shows a message. A message of a conversation is visible to its participants only.
@@ -44,7 +66,8 @@ pub async fn get(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGE }>,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Message>, ApiError> {
-    Ok(Reply::ok(engine.messages().visible(&caller, &id).await?.into()))
+    let (message, memory) = engine.messages().message(&caller, &id).await?;
+    Ok(Reply::ok(message.into()).holding(memory))
 }
 
 /// Shows a thread, its replies oldest first.
@@ -59,10 +82,12 @@ pub async fn replies(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::THREADS }>,
     Path(id): Path<String>,
     Query(query): Query<wire::PageQuery>,
-) -> Result<Reply<wire::Thread>, ApiError> {
+) -> Result<ListReply<wire::Message>, ApiError> {
     let thread = engine.messages().thread(&caller, &id, page::parse_message_page(&query)?).await?;
-    let replies = thread.replies.into_iter().map(Into::into).collect();
-    Ok(Reply::ok(wire::Thread { parent: thread.parent.into(), replies }))
+    let mut messages = thread.map(wire::Message::from);
+    // The engine returns the message before its replies.
+    let parent = messages.first.rows.remove(0);
+    ListReply::framed(&Success::new(wire::Thread { parent, replies: Vec::new() }), messages)
 }
 
 /// Edits a message of the caller. Its recipients stay the same.

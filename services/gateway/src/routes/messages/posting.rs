@@ -108,6 +108,34 @@ pub async fn dm(
     Ok(Reply::created(conversation::SentMessage::new(posted.message, posted.to)).replayed(posted.replayed))
 }
 
+/// Sends a direct message to an address.
+///
+/// An address is `name@machine`, as agents show it. The body has neither `to` nor `address`.
+#[utoipa::path(
+    post, path = "/v1/to/{address}", tag = "direct messages",
+    security(("agent_token" = [])), params(IdempotencyKey),
+    request_body(content = PostBody, example = json!({ "text": "the build is green" })),
+    responses(
+        (status = 201, body = conversation::SentMessage),
+        (status = 400, description = "invalid_attachments, invalid_address, ambiguous_address"),
+        (status = 403, description = "agent_token_required"),
+        (status = 404, description = "address_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.dms.send_to_address", skip_all)]
+pub async fn to_address(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    Path(address): Path<String>,
+    KeyedBody { body, key }: KeyedBody<PostBody>,
+) -> Result<Reply<conversation::SentMessage>, ApiError> {
+    if body.to.is_some() || body.address.is_some() {
+        return Err(ApiError::invalid_request("the recipient is in the path: leave out to and address"));
+    }
+    let posted = engine.messages().send_to_address(&caller, &address, to_draft(body), key).await?;
+    Ok(Reply::created(conversation::SentMessage::new(posted.message, posted.to)).replayed(posted.replayed))
+}
+
 /// Posts a message to a conversation of the caller.
 #[utoipa::path(
     post, path = "/v1/dm/{id}/messages", tag = "direct messages",

@@ -143,7 +143,7 @@ fn to_observer_token(row: ObserverTokenRow, text: Option<String>) -> wire::Obser
         name: row.name,
         description: row.description,
         scopes: row.scopes,
-        filters: row.filters,
+        filters: wire::show_filters(row.filters),
         status: if row.revoked_at.is_none() { "active" } else { "revoked" },
         expires_at: row.expires_at.map(Into::into),
         created_at: row.created_at.into(),

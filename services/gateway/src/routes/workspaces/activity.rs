@@ -6,7 +6,9 @@ use relay_engine::{
     Engine,
     search::queries::{FoundMessage, MessageSearch, SEARCH_PAGE},
     workspaces::Workspaces,
-    workspaces::activity::{ACTIVITY_PAGE, ActivityRow, AuthorStats, CONSOLE_AGENTS_PAGE, CONSOLE_PAGE},
+    workspaces::activity::{
+        ACTIVITY_PAGE, ActivityFilter, ActivityRow, AuthorStats, CONSOLE_AGENTS_PAGE, CONSOLE_PAGE,
+    },
 };
 use relay_wire::workspaces::activity as wire;
 
@@ -15,6 +17,7 @@ use crate::{
     envelope::Reply,
     error::ApiError,
     extract::{Body, Query},
+    list_reply::ListReply,
     routes::page,
 };
 
@@ -36,7 +39,7 @@ pub async fn search(
     State(engine): State<Engine>,
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::SEARCH }>,
     Query(query): Query<wire::SearchQuery>,
-) -> Result<Reply<Vec<wire::SearchResult>>, ApiError> {
+) -> Result<ListReply<wire::SearchResult>, ApiError> {
     let search = MessageSearch {
         text: query.q.ok_or_else(|| ApiError::invalid_request("q is required"))?,
         channel: query.channel,
@@ -45,7 +48,7 @@ pub async fn search(
         after: page::parse_cursor(query.after.as_deref())?,
         limit: page::parse_limit(query.limit.as_deref(), SEARCH_PAGE)?,
     };
-    Ok(Reply::ok(engine.search().messages(&caller, &search).await?.into_iter().map(to_found_message).collect()))
+    ListReply::list(engine.search().messages(&caller, &search).await?.map(to_found_message))
 }
 
 fn to_found_message(row: FoundMessage) -> wire::SearchResult {
@@ -76,7 +79,7 @@ pub async fn activity(
     State(engine): State<Engine>,
     Reader(caller): Reader<{ reads::ACTIVITY }>,
     Query(query): Query<wire::ActivityQuery>,
-) -> Result<Reply<Vec<wire::ActivityItem>>, ApiError> {
+) -> Result<ListReply<wire::ActivityItem>, ApiError> {
     let limit = page::parse_limit(query.limit.as_deref(), ACTIVITY_PAGE)?;
     let rows = engine.workspaces().activity(&caller, &Default::default(), limit).await?;
     let shown = |row: ActivityRow| {
@@ -93,7 +96,7 @@ pub async fn activity(
             created_at: row.created_at.into(),
         }
     };
-    Ok(Reply::ok(rows.into_iter().map(shown).collect()))
+    ListReply::list(rows.map(shown))
 }
 
 /// Lists messages of the workspace, newest first.
@@ -111,7 +114,7 @@ pub async fn console_messages(
     State(engine): State<Engine>,
     Reader(caller): Reader<{ reads::CONSOLE }>,
     Query(query): Query<wire::ConsoleQuery>,
-) -> Result<Reply<Vec<wire::ConsoleMessage>>, ApiError> {
+) -> Result<ListReply<wire::ConsoleMessage>, ApiError> {
     let filter = Workspaces::parse_activity_filter(
         page::parse_cursor(query.before.as_deref())?,
         query.agent_id.as_deref(),
@@ -120,11 +123,9 @@ pub async fn console_messages(
         query.delivery_kind.map(|kind| kind == wire::DeliveryKind::Dm),
     );
     let limit = page::parse_limit(query.limit.as_deref(), CONSOLE_PAGE)?;
-    let rows = match filter {
-        Some(filter) => engine.workspaces().activity(&caller, &filter, limit).await?,
-        None => Vec::new(),
-    };
-    Ok(Reply::ok(rows.into_iter().map(console_message).collect()))
+    // No message passes an invalid filter.
+    let (filter, limit) = filter.map_or((ActivityFilter::default(), 0), |filter| (filter, limit));
+    ListReply::list(engine.workspaces().activity(&caller, &filter, limit).await?.map(console_message))
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]

@@ -12,7 +12,7 @@ use relay_engine::{
     error::Missing,
     workspaces::lifecycle::{CreateWorkspace, WorkspaceChange, WorkspaceRow},
 };
-use relay_wire::workspaces as wire;
+use relay_wire::{field::ToValue as _, workspaces as wire};
 
 use crate::{
     caller::{Creator, Reader, WorkspaceKey, reads},
@@ -20,6 +20,7 @@ use crate::{
     error::ApiError,
     extract::{Body, KeyedBody, Path},
     openapi::IdempotencyKey,
+    origin_client::OriginHeaders,
     rate_limits::PublicLookup,
 };
 
@@ -44,13 +45,14 @@ use crate::{
 pub async fn create(
     State(engine): State<Engine>,
     Creator(owner): Creator,
+    OriginHeaders(origin): OriginHeaders,
     KeyedBody { body, key }: KeyedBody<wire::CreateWorkspaceBody>,
 ) -> Result<Reply<wire::CreatedWorkspace>, ApiError> {
     let request = CreateWorkspace {
         name: body.name,
         metadata: body.metadata,
         expires_in_seconds: body.expires_in_seconds,
-        provenance: body.provenance.and_then(|provenance| serde_json::to_value(provenance).ok()),
+        provenance: wire::Attribution::of_request(body.provenance, origin).map(|attribution| attribution.to_value()),
     };
     let owner = owner.as_ref().map(|owner| (owner.scope, owner.token.as_str()));
     let created = engine.workspaces().create(&request, owner, key.as_ref()).await?;

@@ -304,6 +304,7 @@ impl World {
                     is_broker: self.peer.is_broker(),
                     rereads_after_ack: self.peer == Peer::Rereading,
                     capabilities: 0,
+                    declared_name: String::new(),
                 };
                 let effect = RequestEffect::Registered(binding);
                 JobResult::Request(Box::new(Outcome { reply: Some(r#"{"type":"reply"}"#.to_owned()), effect }))

@@ -1,0 +1,24 @@
+//! Agents without a terminal: a program that is started for each message, or a session of an app server. One message at
+//! a time; the answer of the program or the server is the proof that it arrived.
+
+mod app_server;
+mod program;
+mod task;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use app_server::{AppServer, AppServerConfig};
+pub(super) use task::HeadlessTask;
+
+/// Way to a headless agent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Headless {
+    /// The program of the agent, started with these arguments in front of its own and the message behind them.
+    Program(Vec<String>),
+    AppServer(AppServer),
+}
+
+/// Reason why a message was not taken.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotTaken(String);

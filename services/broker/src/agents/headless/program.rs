@@ -1,0 +1,125 @@
+//! One run of a headless agent's program: the message is its last argument, and its exit status is the answer.
+
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, process::Stdio, sync::Arc};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    process::Command,
+    time::{Duration, timeout},
+};
+
+use super::NotTaken;
+use crate::events::{Event, Hub};
+
+/// Bytes of output in one event.
+const CHUNK: usize = 32 << 10;
+
+/// Output behind the end of the program is waited for so long.
+const OUTPUT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Program to run once.
+pub(super) struct Run {
+    pub(super) agent: String,
+    pub(super) program: String,
+    pub(super) args: Vec<String>,
+    pub(super) environment: BTreeMap<OsString, OsString>,
+    pub(super) working_directory: PathBuf,
+    pub(super) hub: Arc<Hub>,
+}
+
+/// Processes of a run. All of them end with it.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Without a process that is left there is no group.
+        let _ = self.0.map(|group| kill_process_group(group, Signal::KILL));
+    }
+}
+
+impl Run {
+    /// Runs the program to its end. Giving up ends it.
+    pub(super) async fn finish(self) -> Result<(), NotTaken> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).env_clear().envs(&self.environment).current_dir(&self.working_directory);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A session of its own would make it an orphan of a terminal.
+        let mut child = command
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| NotTaken(format!("{} cannot be started: {error}", self.program)))?;
+        let group = Group(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw));
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let output = async { tokio::join!(self.pass_on("stdout", stdout), self.pass_on("stderr", stderr)) };
+        tokio::pin!(output);
+        let mut is_read = false;
+        let status = loop {
+            tokio::select! {
+                status = child.wait() => break status,
+                _ = &mut output, if !is_read => is_read = true,
+            }
+        };
+        // Children in the background would keep the output open.
+        drop(group);
+        if !is_read && timeout(OUTPUT_TIMEOUT, output).await.is_err() {
+            tracing::debug!(agent.name = self.agent, "a process that left its group keeps the output open");
+        }
+        match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(NotTaken(format!("{} has ended with {status}", self.program))),
+            Err(error) => Err(NotTaken(format!("the end of {} cannot be seen: {error}", self.program))),
+        }
+    }
+
+    async fn pass_on(&self, stream: &'static str, output: Option<impl AsyncRead + Unpin>) {
+        let Some(mut output) = output else { return };
+        let mut buffer = vec![0; CHUNK];
+        // Bytes of a character whose rest has not come yet.
+        let mut kept = 0;
+        while let Ok(count @ 1..) = output.read(&mut buffer[kept..]).await {
+            let end = kept + count;
+            let whole = end - unfinished(&buffer[..end]);
+            if whole > 0 {
+                let chunk = String::from_utf8_lossy(&buffer[..whole]).into_owned();
+                self.hub.publish(&self.agent, &Event::WorkerStream { stream, chunk });
+            }
+            buffer.copy_within(whole..end, 0);
+            kept = end - whole;
+        }
+        if kept > 0 {
+            let chunk = String::from_utf8_lossy(&buffer[..kept]).into_owned();
+            self.hub.publish(&self.agent, &Event::WorkerStream { stream, chunk });
+        }
+    }
+}
+
+/// Length of the unfinished character at the end, at most three bytes.
+fn unfinished(bytes: &[u8]) -> usize {
+    let is_unfinished = |length: &usize| {
+        let tail = std::str::from_utf8(&bytes[bytes.len() - length..]);
+        tail.is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+    };
+    (1..=bytes.len().min(3)).find(is_unfinished).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_character_is_not_split() {
+        for (bytes, expected) in [
+            ("abc".as_bytes(), 0),
+            ("né".as_bytes(), 0),
+            (&"né".as_bytes()[..2], 1),
+            (&"a😀".as_bytes()[..4], 3),
+            (&"é😀".as_bytes()[..5], 3),
+            (b"\xff", 0),
+            (b"", 0),
+        ] {
+            assert_eq!(unfinished(bytes), expected, "{bytes:?}");
+        }
+    }
+}

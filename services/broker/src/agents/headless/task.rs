@@ -1,0 +1,260 @@
+//! [`HeadlessTask`]: the one task of a headless agent. It hands over one message after the other and reports the outcome.
+
+use std::{collections::VecDeque, pin::Pin};
+
+use futures::StreamExt as _;
+use relay_verification::{Channel, Level, delivery::FailureReason};
+use serde_json::json;
+use tokio::time::{Duration, Instant, timeout};
+
+use super::{Headless, NotTaken, program::Run};
+use crate::{
+    agents::{
+        AgentCommand, AgentState, Drained,
+        environment::{MARKER, environment},
+        happenings::reference,
+        spawner::process_facts,
+        task::{AgentTask, Done, Works},
+    },
+    clock,
+    events::{Event, Proven},
+    injection::{AckAnswer, DeliveryMode, Failure, Settlement, plain_line},
+    mailbox::{Message, Origin},
+};
+
+/// Outcomes that are being written when the agent is released are waited for so long.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Task of one agent without a terminal.
+pub(in crate::agents) struct HeadlessTask {
+    base: AgentTask,
+    headless: Headless,
+    /// Marks all processes of the agent.
+    marker: String,
+    http: reqwest::Client,
+    mode: DeliveryMode,
+    /// Messages of the broker itself, which do not wait for a driver.
+    own: VecDeque<Message>,
+    waiting: VecDeque<Message>,
+    /// So many of `waiting` may be handed over in manual mode.
+    released: usize,
+    works: Works,
+}
+
+/// A message that is being handed over.
+struct Handover {
+    message: Message,
+    began: Instant,
+    outcome: Pin<Box<dyn Future<Output = Result<(), NotTaken>> + Send>>,
+}
+
+impl HeadlessTask {
+    pub(in crate::agents) fn new(base: AgentTask, headless: Headless, marker: String) -> Self {
+        let own = base.task_message().into_iter().collect();
+        Self {
+            base,
+            headless,
+            marker,
+            http: reqwest::Client::new(),
+            mode: DeliveryMode::default(),
+            own,
+            waiting: VecDeque::new(),
+            released: 0,
+            works: Works::new(),
+        }
+    }
+
+    pub(in crate::agents) async fn run(mut self) {
+        self.base.report("session.starting", json!({ "pid": null, "restarts": 0 }), None);
+        self.base.publish(&Event::WorkerReady { process: process_facts(&self.base.launch.handle.spec, None) });
+        let mut current: Option<Handover> = None;
+        loop {
+            if current.is_none() {
+                current = self.next();
+            }
+            self.base.show_counts(self.mode, self.waiting.len(), usize::from(current.is_some()));
+            let handing_over = async {
+                match &mut current {
+                    Some(handover) => handover.outcome.as_mut().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                outcome = handing_over => {
+                    if let Some(handover) = current.take() {
+                        self.conclude(handover, outcome);
+                    }
+                }
+                command = self.base.commands.recv() => match command {
+                    Some(AgentCommand::Release { reason, reply }) => {
+                        self.leave(current, reason).await;
+                        // The caller may have given up.
+                        let _ = reply.send(());
+                        return;
+                    }
+                    Some(command) => self.on_command(command, current.as_ref()),
+                    None => return self.leave(current, None).await,
+                },
+                () = self.base.mailbox.arrived.notified() => {
+                    for message in self.base.mailbox.fetch() {
+                        self.base.publish_arrival(&message, self.mode);
+                        self.waiting.push_back(message);
+                    }
+                }
+                Some(done) = self.works.next() => self.on_done(done),
+            }
+        }
+    }
+
+    /// Begins to hand over the next message.
+    fn next(&mut self) -> Option<Handover> {
+        let message = match self.own.pop_front() {
+            Some(own) => own,
+            None if self.mode == DeliveryMode::AutoInject || self.released > 0 => {
+                let message = self.waiting.pop_front()?;
+                self.released = self.released.saturating_sub(1);
+                if message.is_in_mailbox() && self.base.mailbox.on_typed(&message) {
+                    self.base.launch.services.link.reconnect();
+                }
+                message
+            }
+            None => return None,
+        };
+        let text = plain_line(&message);
+        let outcome: Pin<Box<dyn Future<Output = _> + Send>> = match &self.headless {
+            Headless::Program(args) => Box::pin(self.program_run(args, text).finish()),
+            Headless::AppServer(server) => {
+                let (server, http) = (server.clone(), self.http.clone());
+                Box::pin(async move { server.prompt(&http, &text).await })
+            }
+        };
+        self.base.note_activity();
+        self.base.publish(&Event::DeliveryInjected { delivery: reference(&message), attempt: 1 });
+        Some(Handover { message, began: Instant::now(), outcome })
+    }
+
+    fn program_run(&self, args: &[String], text: String) -> Run {
+        let launch = &self.base.launch;
+        let spec = &launch.handle.spec;
+        let own = spec.args.iter().cloned();
+        let mut environment = environment(&launch.services, spec, &launch.handle, None);
+        environment.insert(MARKER.into(), self.marker.clone().into());
+        Run {
+            agent: spec.name.clone(),
+            program: spec.program.clone(),
+            args: args.iter().cloned().chain(own).chain([text]).collect(),
+            environment,
+            working_directory: launch.working_directory.clone(),
+            hub: launch.services.hub.clone(),
+        }
+    }
+
+    fn conclude(&mut self, handover: Handover, outcome: Result<(), NotTaken>) {
+        let Handover { message, began, .. } = handover;
+        self.base.note_activity();
+        self.base.info.send_modify(|info| info.state = AgentState::Idle);
+        if let Err(error) = outcome {
+            tracing::warn!(agent.name = self.base.name(), %error, "a headless agent has not taken a message");
+            let failure = Failure { message, reason: FailureReason::VerificationFailed, attempts: 1 };
+            return self.base.on_failure(&self.works, Box::new(failure));
+        }
+        if message.origin == Origin::Task {
+            self.base.note_task_typed();
+        }
+        let latency_ms = clock::millis(began.elapsed());
+        let (delivery, channel) = (reference(&message), Channel::Api);
+        let (method, confidence) = (channel.method(), channel.confidence());
+        let proven = Proven { attempt: 1, level: Level::InContext, confidence, method };
+        self.base.publish(&Event::DeliveryAck { delivery: delivery.clone(), verified: true, proven: proven.clone() });
+        self.base.publish(&Event::DeliveryVerified {
+            delivery,
+            verification: method,
+            verified: true,
+            detail: None,
+            reason: None,
+            latency_ms,
+            proven,
+        });
+        let settlement = Settlement {
+            message,
+            level: Level::InContext,
+            method,
+            confidence,
+            is_verified: true,
+            latency_ms,
+            attempts: 1,
+        };
+        self.base.on_settlement(&self.works, Box::new(settlement));
+    }
+
+    fn on_done(&mut self, done: Done) {
+        match done {
+            Done::Recorded { settlement, is_written } => self.base.on_recorded(&self.works, settlement, is_written),
+            Done::FailureReported(failure) => self.base.acknowledge(failure.message.seq),
+            // Works of terminals.
+            Done::Written { .. } | Done::KeysTyped | Done::AckFiles(_) | Done::Notes(_) => {}
+        }
+    }
+
+    fn on_command(&mut self, command: AgentCommand, current: Option<&Handover>) {
+        // A caller that has given up does not read its answer.
+        match command {
+            AgentCommand::SetMode { mode, reply } => {
+                let before = std::mem::replace(&mut self.mode, mode);
+                let is_drained = (before, mode) == (DeliveryMode::ManualFlush, DeliveryMode::AutoInject);
+                let count = if is_drained { self.waiting.len() - self.released } else { 0 };
+                self.released = 0;
+                self.base.publish_mode(before, mode, count);
+                let _ = reply.send(Drained { mode, count });
+            }
+            AgentCommand::Flush { reply } => {
+                let is_manual = self.mode == DeliveryMode::ManualFlush;
+                let count = if is_manual { self.waiting.len() - self.released } else { 0 };
+                if is_manual {
+                    self.released = self.waiting.len();
+                    self.base.publish(&Event::AgentPendingDrained { count, reason: "explicit_flush" });
+                }
+                let _ = reply.send(count);
+            }
+            AgentCommand::Pending { reply } => {
+                let _ = reply.send(self.waiting.iter().map(|message| self.base.shown(message)).collect());
+            }
+            AgentCommand::Unsettled { reply } => {
+                let shown = current.map(|handover| (self.base.shown(&handover.message), 1));
+                let _ = reply.send(shown.into_iter().collect());
+            }
+            // The answer of the program or the server counts, nothing else.
+            AgentCommand::Ack { reply, .. } => {
+                let _ = reply.send(AckAnswer::NotFound);
+            }
+            AgentCommand::Redeliver { message, reply } => {
+                self.base.publish_redelivery(&message);
+                self.waiting.push_back(*message);
+                let _ = reply.send(());
+            }
+            AgentCommand::Keys(_) | AgentCommand::Release { .. } => {}
+        }
+    }
+
+    /// Ends the agent. What it has not taken is sent again by the engine.
+    async fn leave(mut self, current: Option<Handover>, reason: Option<String>) {
+        let left = self.waiting.len() + self.own.len() + usize::from(current.is_some());
+        // Ends the program.
+        drop(current);
+        let finish = async {
+            while let Some(done) = self.works.next().await {
+                self.on_done(done);
+            }
+        };
+        if timeout(SETTLE_TIMEOUT, finish).await.is_err() {
+            tracing::warn!("outcomes of messages could not be written down in time, they will be repeated");
+        }
+        if let Headless::AppServer(server) = &self.headless
+            && let Err(error) = server.release(&self.http).await
+        {
+            tracing::warn!(agent.name = self.base.name(), %error, "a session was not released as asked for");
+        }
+        self.base.show_counts(self.mode, 0, 0);
+        self.base.conclude_release(left, reason).await;
+    }
+}

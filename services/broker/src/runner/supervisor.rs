@@ -1,0 +1,190 @@
+//! [`Supervisor`]: starts the program of a runner again when it has ended.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    process::Stdio,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use relay_tasks::spawn_isolated;
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde::Deserialize;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    process::{Child, Command},
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::Runners;
+use crate::agents::{RestartCount, RestartPolicy};
+
+/// A runner that the broker has not started shows its end only by its socket. Published ones connect again within 5 s.
+const UNKNOWN_PROCESS_PATIENCE: Duration = Duration::from_secs(10);
+/// A program that was asked to end is killed after this time.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+/// Bytes of output in one line of the log.
+const LOG_LINE: usize = 4096;
+/// Key of the listen API. A runner reads it from the connection file, or is given it.
+const BROKER_KEY: &str = "RELAY_BROKER_API_KEY";
+
+/// The program of a runner, and the rules of its restart.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(super) struct Supervision {
+    argv: Vec<String>,
+    #[serde(default)]
+    cwd: Option<PathBuf>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    #[serde(default, alias = "restartPolicy")]
+    restart_policy: RestartPolicy,
+}
+
+impl Supervision {
+    /// Returns whether there is a program to start.
+    pub(super) fn is_valid(&self) -> bool {
+        self.argv.first().is_some_and(|program| !program.is_empty())
+    }
+}
+
+/// The one supervision in force.
+#[derive(Debug, Default)]
+pub(super) struct Supervisor {
+    current: Mutex<Option<(Supervision, CancellationToken)>>,
+}
+
+impl Supervisor {
+    /// Puts a supervision in force until [`Self::end`]. The one that is in force already goes on.
+    pub(super) fn begin(
+        &self,
+        supervision: Supervision,
+        runner: String,
+        runners: Arc<Runners>,
+        tasks: &TaskTracker,
+        stop: CancellationToken,
+    ) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.as_ref().is_some_and(|(known, end)| *known == supervision && !end.is_cancelled()) {
+            return;
+        }
+        let end = CancellationToken::new();
+        if let Some((_, earlier)) = current.replace((supervision.clone(), end.clone())) {
+            earlier.cancel();
+        }
+        if supervision.restart_policy.enabled {
+            let program = Program { supervision, runner, stop };
+            tasks.spawn(async move { program.supervise(&runners, end).await });
+        }
+    }
+
+    /// Ends the supervision. The program itself is left alone.
+    pub(super) fn end(&self) {
+        if let Some((_, end)) = self.current.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            end.cancel();
+        }
+    }
+}
+
+struct Program {
+    supervision: Supervision,
+    runner: String,
+    stop: CancellationToken,
+}
+
+impl Program {
+    /// Starts the program whenever it has ended with an error, as its policy allows.
+    async fn supervise(&self, runners: &Runners, end: CancellationToken) {
+        let mut restarts = RestartCount::default();
+        let (mut life, mut patience) = (Duration::ZERO, UNKNOWN_PROCESS_PATIENCE);
+        let ended = async || tokio::select! { () = end.cancelled() => {}, () = self.stop.cancelled() => {} };
+        loop {
+            tokio::select! {
+                () = runners.wait_absent(patience) => {}
+                () = ended() => return,
+            }
+            let pause = match restarts.on_failure(&self.supervision.restart_policy, life) {
+                Ok(pause) => pause,
+                Err(reason) => {
+                    tracing::error!(runner.name = self.runner, reason, "the runner is not started again");
+                    return;
+                }
+            };
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = ended() => return,
+            }
+            let began = Instant::now();
+            if self.run_once().await || end.is_cancelled() || self.stop.is_cancelled() {
+                return;
+            }
+            (life, patience) = (began.elapsed(), Duration::ZERO);
+        }
+    }
+
+    /// Runs the program until its end. Returns whether that was a clean one.
+    async fn run_once(&self) -> bool {
+        let mut child = match self.command().spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                tracing::error!(runner.name = self.runner, %error, "the runner cannot be started");
+                return false;
+            }
+        };
+        tracing::info!(runner.name = self.runner, pid = child.id(), "the runner was started again");
+        if let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) {
+            // They end with the last process that has them open.
+            spawn_isolated("runner-output", log(self.runner.clone(), stdout));
+            spawn_isolated("runner-output", log(self.runner.clone(), stderr));
+        }
+        let status = tokio::select! {
+            status = child.wait() => status,
+            () = self.stop.cancelled() => {
+                stop_program(&mut child).await;
+                return true;
+            }
+        };
+        match status {
+            Ok(status) => {
+                tracing::warn!(runner.name = self.runner, %status, "the runner has ended");
+                status.success()
+            }
+            Err(error) => {
+                tracing::error!(runner.name = self.runner, %error, "the runner's end cannot be seen");
+                false
+            }
+        }
+    }
+
+    fn command(&self) -> Command {
+        let Supervision { argv, cwd, env, .. } = &self.supervision;
+        let (program, args) = argv.split_first().map_or(("", argv.as_slice()), |(first, rest)| (first.as_str(), rest));
+        let mut command = Command::new(program);
+        // A session of its own would make it an orphan of a terminal.
+        command.args(args).env_remove(BROKER_KEY).envs(env).process_group(0).kill_on_drop(true);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(cwd) = cwd {
+            command.current_dir(cwd);
+        }
+        command
+    }
+}
+
+async fn log(runner: String, mut output: impl AsyncRead + Unpin) {
+    let mut buffer = vec![0; LOG_LINE];
+    while let Ok(count @ 1..) = output.read(&mut buffer).await {
+        for line in String::from_utf8_lossy(&buffer[..count]).lines() {
+            tracing::info!(runner.name = runner, line, "output of the runner");
+        }
+    }
+}
+
+async fn stop_program(child: &mut Child) {
+    let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    // It may have ended already.
+    let _ = pid.map(|pid| kill_process_group(pid, Signal::TERM));
+    if timeout(STOP_GRACE, child.wait()).await.is_err() {
+        let _ = child.start_kill();
+    }
+}

@@ -1,0 +1,75 @@
+//! [`LocalState`]: all that is read from the state directory before anything listens.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result};
+use relay_pty::{HostSettings, PtyHost};
+
+use crate::{
+    agents::MARKER,
+    cli::Init,
+    harness::HarnessTable,
+    insight::{CrashLog, VerificationBook},
+    restore::{self, Survivor},
+    state::{Ledger, LedgerTask, Persistence, ProjectFiles, Roster, StateDirectory},
+};
+
+/// State of the broker on this machine.
+pub(super) struct LocalState {
+    pub(super) instance: String,
+    pub(super) working_directory: PathBuf,
+    pub(super) harnesses: Arc<HarnessTable>,
+    pub(super) host: PtyHost,
+    pub(super) roster: Arc<Roster>,
+    pub(super) project_files: Arc<ProjectFiles>,
+    pub(super) ledger: Ledger,
+    pub(super) verification: Arc<VerificationBook>,
+    pub(super) crashes: Arc<CrashLog>,
+    /// Agents of the previous broker that are started again.
+    pub(super) survivors: Vec<Survivor>,
+}
+
+impl LocalState {
+    /// Reads the files, and ends what the previous broker has left running.
+    pub(super) async fn open(
+        settings: &Init,
+        working_directory: PathBuf,
+        directory: &StateDirectory,
+    ) -> Result<(Self, LedgerTask)> {
+        let instance = instance_name(settings, &working_directory);
+        let harnesses = Arc::new(HarnessTable::read(settings.harnesses.as_deref())?);
+        let (roster, previous) = Roster::open(directory.file("state", &instance, "json"))?;
+        let (ledger, ledger_task) = LedgerTask::open(directory.file("ledger", &instance, "jsonl"))?;
+        let verification = VerificationBook::open(directory.file("verification", &instance, "json"))?;
+        let crashes = CrashLog::open(directory.path().join("crash-insights.json"))?;
+        let host = PtyHost::new(HostSettings::new(MARKER)).context("prepare for terminals")?;
+        restore::end_leftovers(&host, &previous).await?;
+        let project_files = ProjectFiles::open(directory.file("project-files", &instance, "json"))?;
+        let survivors = match directory.persistence() {
+            Persistence::Kept => restore::survivors(previous, settings.resume, &ledger_task, &roster),
+            Persistence::Removed => Vec::new(),
+        };
+        let state = Self {
+            instance,
+            working_directory,
+            harnesses,
+            host,
+            roster: Arc::new(roster),
+            project_files: Arc::new(project_files),
+            ledger,
+            verification: Arc::new(verification),
+            crashes: Arc::new(crashes),
+            survivors,
+        };
+        Ok((state, ledger_task))
+    }
+}
+
+fn instance_name(settings: &Init, working_directory: &Path) -> String {
+    let given = settings.instance_name.clone().filter(|name| !name.trim().is_empty());
+    let base = || working_directory.file_name().map(|name| name.to_string_lossy().into_owned());
+    given.or_else(base).unwrap_or_else(|| "broker".to_owned())
+}

@@ -1,0 +1,59 @@
+//! The life of the broker: lock, listen, join the engine, serve, stop.
+
+mod api_server;
+mod joining;
+mod local_state;
+mod operation;
+
+use std::env;
+
+use anyhow::{Context as _, Result, bail};
+use relay_runtime::{metrics, shutdown::Shutdown, telemetry};
+use relay_tasks::TaskSet;
+
+use self::{api_server::ApiServer, joining::join_engine, local_state::LocalState, operation::Operation};
+use crate::{cli::Init, clock, state::StateDirectory};
+
+/// Runs the broker until it is stopped.
+pub(crate) async fn run(settings: Init) -> Result<()> {
+    clock::now();
+    if env::var_os("AGENT_RELAY_DISABLE_RELAYCAST").is_some() {
+        bail!("AGENT_RELAY_DISABLE_RELAYCAST is set, and this broker does not work without an engine");
+    }
+    let _telemetry = telemetry::init_with_format("agent-relay-broker", settings.log_format)?;
+    let recorder = metrics::install()?;
+    // No other code in this program has chosen the crypto provider yet.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    forbid_tracing();
+    let shutdown = Shutdown::on_signals().context("listen to signals")?;
+    let stop = shutdown.token();
+    let tasks = TaskSet::new(stop.clone());
+
+    let working_directory = env::current_dir().context("find the working directory")?;
+    let directory = StateDirectory::open(settings.state_dir.as_deref(), settings.persist, &working_directory)?;
+    let (state, ledger_task) = LocalState::open(&settings, working_directory, &directory).await?;
+    let server = ApiServer::start(&settings, directory, &tasks, recorder, stop.clone()).await?;
+    tasks.spawn("ledger", ledger_task.run());
+    let joined = join_engine(&settings, &state, &server.directory, &stop).await?;
+    let Some((engine, identity)) = joined else { return Ok(tasks.check()?) };
+    let operation = Operation::start(&settings, state, &server, engine, identity, &tasks);
+
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = server.api.inner.lease.expired() => tracing::info!("the owner has not renewed its lease, stopping"),
+    }
+    // From here on tasks are expected to end.
+    stop.cancel();
+    operation.stop().await;
+    server.stop().await;
+    tracing::info!("broker stopped");
+    Ok(tasks.check()?)
+}
+
+/// Environment and memory hold keys: agents run as the same user and must not read them through `/proc`.
+fn forbid_tracing() {
+    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "other processes of this user may read the broker's memory");
+    }
+}

@@ -1,0 +1,177 @@
+//! [`Operation`]: the broker from the moment it has joined until it stops.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use anyhow::Result;
+use relay_pty::PtyHost;
+use relay_tasks::{TaskSet, spawn_isolated};
+use relay_verification::Level;
+use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
+use tokio_util::task::TaskTracker;
+
+use super::{api_server::ApiServer, local_state::LocalState};
+use crate::{
+    agents::{
+        AckWatch, AgentCommand, AgentSettings, Agents, ContinuityFolder, Services, Spawner, run_receipts, run_reports,
+    },
+    api::Broker,
+    cli::Init,
+    engine::{Engine, Identity},
+    engine_link::{LinkSettings, LinkTask, Manifest},
+    insight::VerificationBook,
+    invocations::{self, Handlers},
+    restore,
+    runner::Runners,
+    state::{AgentRecord, Roster},
+};
+
+/// Agents have so long to end politely when the broker stops; the whole stop takes less than 4 s.
+const STOP_GRACE: Duration = Duration::from_millis(1500);
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(2500);
+const LEAVE_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Receipts that wait to be posted. Further ones are dropped and counted.
+const RECEIPTS: usize = 1024;
+/// Invocations that wait to be handled. Further ones are left to the engine's time-out.
+const INVOCATIONS: usize = 256;
+
+/// The running broker.
+pub(super) struct Operation {
+    services: Services,
+    restoring: JoinHandle<()>,
+    invocations: JoinHandle<()>,
+    reporters: Vec<JoinHandle<()>>,
+}
+
+impl Operation {
+    /// Starts the tasks, opens the API, and starts the agents of the previous broker again.
+    pub(super) fn start(
+        settings: &Init,
+        state: LocalState,
+        server: &ApiServer,
+        engine: Engine,
+        identity: Identity,
+        tasks: &TaskSet,
+    ) -> Self {
+        let api = &server.api.inner;
+        let (invocation_sender, invocation_inbox) = mpsc::channel(INVOCATIONS);
+        let link_settings = LinkSettings {
+            engine: engine.clone(),
+            identity: identity.clone(),
+            socket_base: settings.engine_socket_url.clone().filter(|url| !url.is_empty()),
+            hub: api.hub.clone(),
+            manifest: bootstrap_manifest(settings, &identity),
+            invocations: invocation_sender,
+        };
+        let (link, link_task) = LinkTask::new(link_settings);
+        let (receipts, receipts_inbox) = mpsc::channel(RECEIPTS);
+        let (reports, reports_inbox) = mpsc::channel(RECEIPTS);
+        let agent_settings = agent_settings(settings, &state, server);
+        let LocalState { harnesses, host, roster, project_files, ledger, verification, crashes, survivors, .. } = state;
+        let services = Services {
+            host,
+            link,
+            engine: engine.clone(),
+            identity: Arc::new(identity),
+            hub: api.hub.clone(),
+            ledger,
+            roster: roster.clone(),
+            project_files,
+            agents: Arc::<Agents>::default(),
+            harnesses,
+            receipts,
+            reports,
+            crashes,
+            dead_letters: Arc::default(),
+            verification: verification.clone(),
+            ack_watch: AckWatch::new(),
+            counters: Arc::default(),
+            held: Arc::default(),
+            tasks: TaskTracker::new(),
+            settings: Arc::new(agent_settings),
+        };
+        let spawner = Spawner::new(services.clone());
+        tasks.spawn("engine-link", link_task.run());
+        let reporters = vec![
+            tasks.spawn("reports", run_reports(engine.clone(), reports_inbox)),
+            tasks.spawn("receipts", run_receipts(engine, api.hub.clone(), receipts_inbox)),
+            tasks.spawn("verification-file", verification.keep_written()),
+        ];
+        let runners = Arc::<Runners>::default();
+        let handlers = Handlers { services: services.clone(), spawner: spawner.clone(), runners: runners.clone() };
+        let invocations = tasks.spawn("invocations", invocations::run(handlers, invocation_inbox));
+        let is_new = api.broker.set(Broker { services: services.clone(), spawner: spawner.clone(), runners }).is_ok();
+        debug_assert!(is_new, "the broker is set once");
+        let identity = &services.identity;
+        tracing::info!(node.id = identity.node_id, node.name = identity.node_name, "broker ready");
+        let restoring = spawn_isolated("restore", restore::start(spawner, survivors, roster));
+        Self { services, restoring, invocations, reporters }
+    }
+
+    /// Ends the agents, writes the state, and says goodbye to the engine.
+    pub(super) async fn stop(self) {
+        let Self { services, restoring, invocations, reporters } = self;
+        restoring.abort();
+        invocations.abort();
+        let running = services.roster.agents();
+        stop_agents(&services.host, &services).await;
+        keep_roster(services.roster.clone(), running).await;
+        if timeout(LEAVE_TIMEOUT, services.link.leave()).await.is_err() {
+            tracing::warn!("the engine was not told in time, it will notice");
+        }
+        reporters.iter().for_each(JoinHandle::abort);
+        keep_learned(services.verification.clone()).await;
+    }
+}
+
+/// Ends all agents together.
+async fn stop_agents(host: &PtyHost, services: &Services) {
+    let release = services.agents.list().into_iter().map(|agent| async move {
+        let reason = Some("shutdown".to_owned());
+        // An agent that ends by itself meanwhile is released as well.
+        let _ = agent.ask(|reply| AgentCommand::Release { reason, reply }).await;
+    });
+    let released = futures::future::join_all(release);
+    let (ended, _) = tokio::join!(host.shutdown(STOP_GRACE), timeout(RELEASE_TIMEOUT, released));
+    match ended {
+        Ok(report) if report.survivors.is_empty() => {}
+        Ok(report) => tracing::error!(survivors = ?report.survivors, "processes outlive the broker"),
+        Err(error) => tracing::error!(%error, "the agents could not be ended"),
+    }
+}
+
+/// Writes down who ran, for `--resume`.
+async fn keep_roster(roster: Arc<Roster>, running: BTreeMap<String, AgentRecord>) {
+    let written = tokio::task::spawn_blocking(move || roster.stop(running)).await;
+    if let Ok(Err(error)) = written {
+        tracing::error!(error = format!("{error:#}"), "the stop is not written down");
+    }
+}
+
+/// Writes down what was learned of agent programs.
+async fn keep_learned(verification: Arc<VerificationBook>) {
+    let written: Result<Result<()>, _> = tokio::task::spawn_blocking(move || verification.write()).await;
+    if let Ok(Err(error)) = written {
+        tracing::warn!(error = format!("{error:#}"), "what was learned is not written down");
+    }
+}
+
+fn bootstrap_manifest(settings: &Init, identity: &Identity) -> Manifest {
+    Manifest::bootstrap(&identity.node_id, &identity.node_name, &settings.spawn, settings.max_agents)
+}
+
+fn agent_settings(settings: &Init, state: &LocalState, server: &ApiServer) -> AgentSettings {
+    AgentSettings {
+        working_directory: state.working_directory.clone(),
+        api_url: server.local_url.clone(),
+        max_agents: settings.max_agents,
+        default_channels: settings.default_channels.clone(),
+        mcp_command: settings.mcp_command.clone(),
+        share_workspace_key: settings.share_workspace_key,
+        allow_permission_bypass: settings.allow_permission_bypass,
+        answered_gates: settings.answer_gates.clone(),
+        ack_hint: settings.ack_hint,
+        receipts: settings.receipts,
+        continuity: ContinuityFolder::new(server.directory.path()),
+        minimum_high: if settings.confirm_high_priority { Level::InContext } else { Level::Echoed },
+    }
+}

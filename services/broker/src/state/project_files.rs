@@ -1,0 +1,300 @@
+//! [`ProjectFiles`]: configuration files of agent programs in users' projects. Entries of the broker are merged into
+//! them while an agent runs there, and taken out again with the last one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{read_versioned, write_versioned};
+
+/// Version of the record.
+const VERSION: u32 = 1;
+/// A file above this size is no configuration of a person.
+const MAX_BYTES: usize = 1 << 20;
+
+/// The files that hold entries of this broker. They are recorded before they are changed, so that a later broker can
+/// restore those of one that was killed.
+#[derive(Debug)]
+pub(crate) struct ProjectFiles {
+    record: PathBuf,
+    files: Mutex<BTreeMap<PathBuf, ProjectFile>>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct ProjectFile {
+    /// Content without our entries; none if there was no file.
+    original: Option<String>,
+    /// Content with them.
+    merged: String,
+    /// Key of the object with the entries.
+    key: String,
+    /// Names of our entries.
+    names: BTreeSet<String>,
+    /// The folder of the file was not there before.
+    made_folder: bool,
+    /// Agents that run in the project.
+    #[serde(skip)]
+    agents: BTreeSet<String>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Record {
+    files: BTreeMap<PathBuf, ProjectFile>,
+}
+
+impl ProjectFiles {
+    /// Reads the record and restores what the previous broker has left.
+    ///
+    /// # Errors
+    /// If the record cannot be read, or a newer broker has written it.
+    pub(crate) fn open(record: PathBuf) -> Result<Self> {
+        let left: Record = read_versioned(&record, VERSION)?.unwrap_or_default();
+        for (path, file) in &left.files {
+            restore_or_warn(path, file);
+        }
+        if !left.files.is_empty() {
+            write_versioned(&record, VERSION, &Record::default())?;
+        }
+        Ok(Self { record, files: Mutex::default() })
+    }
+
+    /// Merges entries below `key` into a file for an agent. An entry of that name that a person has written stays. Blocks.
+    ///
+    /// # Errors
+    /// If the file is no JSON object that can be merged, or cannot be written; it is unchanged then.
+    pub(crate) fn add(&self, agent: &str, path: &Path, key: &str, entries: &Map<String, Value>) -> Result<()> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = files.get_mut(path) {
+            file.agents.insert(agent.to_owned());
+            return Ok(());
+        }
+        let original = read(path)?;
+        let Some((merged, names)) = merge(original.as_deref(), key, entries)? else { return Ok(()) };
+        let agents = BTreeSet::from([agent.to_owned()]);
+        let made_folder = path.parent().is_some_and(|folder| !folder.exists());
+        let file = ProjectFile { original, merged, key: key.to_owned(), names, made_folder, agents };
+        files.insert(path.to_owned(), file.clone());
+        let written = self.write_record(&files).and_then(|()| replace(path, &file.merged).context("write it"));
+        if written.is_err() {
+            files.remove(path);
+            // Otherwise a later broker finds nothing of ours in the file and leaves it alone.
+            let _ = self.write_record(&files);
+        }
+        written
+    }
+
+    /// An agent has ended: files of projects without another agent are restored. Blocks.
+    pub(crate) fn remove(&self, agent: &str) {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_left = |file: &mut ProjectFile| file.agents.remove(agent) && file.agents.is_empty();
+        let left: Vec<_> = files.extract_if(.., |_, file| is_left(file)).collect();
+        for (path, file) in &left {
+            restore_or_warn(path, file);
+        }
+        if !left.is_empty()
+            && let Err(error) = self.write_record(&files)
+        {
+            tracing::warn!(error = format!("{error:#}"), "restored project files are still in the record");
+        }
+    }
+
+    fn write_record(&self, files: &BTreeMap<PathBuf, ProjectFile>) -> Result<()> {
+        write_versioned(&self.record, VERSION, &Record { files: files.clone() })
+    }
+}
+
+fn read(path: &Path) -> Result<Option<String>> {
+    match fs::read(path) {
+        Ok(bytes) => {
+            ensure!(bytes.len() <= MAX_BYTES, "it is above 1 MiB");
+            Ok(Some(String::from_utf8(bytes).context("it is not text")?))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).context("read it"),
+    }
+}
+
+/// The content with the entries that are not there, and their names. `None` if all are there.
+fn merge(
+    original: Option<&str>,
+    key: &str,
+    entries: &Map<String, Value>,
+) -> Result<Option<(String, BTreeSet<String>)>> {
+    let mut content: Map<String, Value> = match original.filter(|text| !text.trim().is_empty()) {
+        Some(text) => serde_json::from_str(text).context("it is not a JSON object, possibly because of comments")?,
+        None => Map::new(),
+    };
+    let Value::Object(servers) = content.entry(key).or_insert_with(|| Value::Object(Map::new())) else {
+        bail!("its {key} is not an object");
+    };
+    let mut names = BTreeSet::new();
+    for (name, entry) in entries {
+        if !servers.contains_key(name) {
+            servers.insert(name.clone(), entry.clone());
+            names.insert(name.clone());
+        }
+    }
+    Ok((!names.is_empty()).then(|| (format!("{:#}\n", Value::Object(content)), names)))
+}
+
+fn restore_or_warn(path: &Path, file: &ProjectFile) {
+    if let Err(error) = restore(path, file) {
+        tracing::warn!(
+            path = %path.display(),
+            error = format!("{error:#}"),
+            "entries of agents that have ended stay in a project file"
+        );
+    }
+}
+
+/// Takes the entries out. A file that a person has changed meanwhile keeps the changes.
+fn restore(path: &Path, file: &ProjectFile) -> Result<()> {
+    let Some(current) = read(path)? else { return Ok(()) };
+    if file.original.as_ref() == Some(&current) {
+        return Ok(());
+    }
+    let restored = if current == file.merged { file.original.clone() } else { without(&current, file)? };
+    match restored {
+        Some(content) => replace(path, &content).context("write it"),
+        None => {
+            fs::remove_file(path).context("remove it")?;
+            if let Some(folder) = path.parent().filter(|_| file.made_folder) {
+                // A person may have put other files into it.
+                let _ = fs::remove_dir(folder);
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The content without the entries; `None` if nothing is left of a file that was not there before.
+fn without(current: &str, file: &ProjectFile) -> Result<Option<String>> {
+    let mut content: Map<String, Value> = serde_json::from_str(current).context("it is not a JSON object any more")?;
+    if let Some(Value::Object(servers)) = content.get_mut(&file.key) {
+        servers.retain(|name, _| !file.names.contains(name));
+        if servers.is_empty() && file.original.is_none() {
+            content.shift_remove(&file.key);
+        }
+    }
+    let is_needed = !content.is_empty() || file.original.is_some();
+    Ok(is_needed.then(|| format!("{:#}\n", Value::Object(content))))
+}
+
+/// Replaces a file in one step and keeps its permissions. A link is followed.
+fn replace(path: &Path, content: &str) -> io::Result<()> {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(content.as_bytes())?;
+    if let Ok(known) = path.metadata() {
+        file.as_file().set_permissions(known.permissions())?;
+    }
+    file.persist(&path).map(drop).map_err(|error| error.error)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    struct Project {
+        folder: tempfile::TempDir,
+        files: ProjectFiles,
+    }
+
+    impl Project {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().expect("a folder");
+            let files = ProjectFiles::open(folder.path().join("record.json")).expect("no record");
+            Self { folder, files }
+        }
+
+        fn path(&self) -> PathBuf {
+            self.folder.path().join(".cursor/mcp.json")
+        }
+
+        fn write(&self, content: &str) {
+            replace(&self.path(), content).expect("a file");
+        }
+
+        fn content(&self) -> Option<String> {
+            fs::read_to_string(self.path()).ok()
+        }
+
+        fn servers(&self) -> Vec<String> {
+            let content: Value = serde_json::from_str(&self.content().expect("a file")).expect("JSON");
+            content["mcpServers"].as_object().map(|servers| servers.keys().cloned().collect()).unwrap_or_default()
+        }
+
+        fn add(&self, agent: &str) -> Result<()> {
+            let entries = json!({ "relay-node": { "command": "x" } });
+            self.files.add(agent, &self.path(), "mcpServers", entries.as_object().expect("an object"))
+        }
+    }
+
+    #[test]
+    fn a_file_of_a_person_is_merged_and_comes_back_byte_by_byte_with_the_last_agent() {
+        let project = Project::new();
+        let original = "{ \"mcpServers\": {\"mine\":{\"command\":\"y\"}},\n\"z\": 1 , \"a\": 2}";
+        project.write(original);
+        project.add("ada").expect("merged");
+        project.add("bob").expect("shared");
+        assert_eq!(project.servers(), ["mine", "relay-node"]);
+        project.files.remove("ada");
+        assert_eq!(project.servers(), ["mine", "relay-node"]);
+        project.files.remove("bob");
+        assert_eq!(project.content().as_deref(), Some(original));
+    }
+
+    #[test]
+    fn changes_of_a_person_stay_and_a_new_file_goes() {
+        let project = Project::new();
+        project.add("ada").expect("a new file");
+        assert_eq!(project.servers(), ["relay-node"]);
+        project.files.remove("ada");
+        assert!(!project.path().parent().is_some_and(Path::exists));
+        project.add("ada").expect("a new file");
+        project.write(r#"{"mcpServers": {"relay-node": {}, "mine": {}}}"#);
+        project.files.remove("ada");
+        assert_eq!(project.servers(), ["mine"]);
+        // An entry of our name that a person wrote is theirs.
+        project.write(r#"{"mcpServers": {"relay-node": {"command": "theirs"}}}"#);
+        project.add("ada").expect("nothing to do");
+        project.files.remove("ada");
+        assert_eq!(project.servers(), ["relay-node"]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_merged_is_left_alone() {
+        let project = Project::new();
+        for odd in ["{ // mine\n}", "[1]", r#"{"mcpServers": 5}"#] {
+            project.write(odd);
+            assert!(project.add("ada").is_err(), "{odd}");
+            project.files.remove("ada");
+            assert_eq!(project.content().as_deref(), Some(odd));
+        }
+    }
+
+    #[test]
+    fn a_later_broker_restores_what_a_killed_one_has_left() {
+        let project = Project::new();
+        project.write("{}");
+        project.add("ada").expect("merged");
+        let record = project.files.record.clone();
+        ProjectFiles::open(record.clone()).expect("a record");
+        assert_eq!(project.content().as_deref(), Some("{}"));
+        project.write(r#"{"mcpServers": {"relay-node": {}}}"#);
+        ProjectFiles::open(record).expect("a record");
+        assert_eq!(project.servers(), ["relay-node"], "the record is empty now");
+    }
+}

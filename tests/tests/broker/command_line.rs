@@ -1,0 +1,186 @@
+//! The published command line, unmodified, with our broker.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use relay_acceptance::clients;
+use relay_testkit::client::Api;
+use relay_testkit::process::{Process, Spec};
+use relay_testkit::{binaries, shared, wait};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::scene::{SOON, is_running};
+
+/// Time for one command on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// A project directory in which commands are run.
+struct CommandLine {
+    workspace: Api,
+    sender: Api,
+    gateway: String,
+    program: PathBuf,
+    folder: TempDir,
+}
+
+impl CommandLine {
+    async fn new(name: &str) -> Result<Self> {
+        let gateway = shared().await.any_gateway().to_owned();
+        let workspace = Api::create_workspace(&gateway, name).await?;
+        let sender = workspace.as_agent(&workspace.register_agent("sender").await?);
+        let program = clients::command_line().await?.join("node_modules/agent-relay/dist/cli/index.js");
+        Ok(Self { workspace, sender, gateway, program, folder: tempfile::tempdir()? })
+    }
+
+    fn environment(&self) -> Result<Vec<(String, Option<String>)>> {
+        let broker = binaries::find(&binaries::directory()?, "agent-relay-broker")?.display().to_string();
+        let folder = self.folder.path().display().to_string();
+        let set = [
+            ("AGENT_RELAY_BIN", broker.as_str()),
+            ("AGENT_RELAY_TELEMETRY_DISABLED", "1"),
+            ("DO_NOT_TRACK", "1"),
+            ("HOME", folder.as_str()),
+            ("XDG_DATA_HOME", folder.as_str()),
+            ("RELAYCAST_BASE_URL", self.gateway.as_str()),
+            ("RELAY_BASE_URL", self.gateway.as_str()),
+            ("RELAY_WORKSPACE_KEY", self.workspace.token()),
+            ("TERM", "xterm-256color"),
+        ];
+        let unset = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"];
+        let set = set.into_iter().map(|(name, value)| (name.to_owned(), Some(value.to_owned())));
+        Ok(set.chain(unset.into_iter().map(|name| (name.to_owned(), None))).collect())
+    }
+
+    /// Runs a command of it and returns its output.
+    async fn run(&self, args: &[&str]) -> Result<String> {
+        let mut command = Command::new("node");
+        command.arg(&self.program).args(args);
+        self.output(command).await.with_context(|| format!("agent-relay {}", args.join(" ")))
+    }
+
+    /// Runs a command of it in a terminal, with steps for `terminal.py`.
+    async fn in_terminal(&self, args: &[&str], steps: Value) -> Result<String> {
+        let mut command = Command::new("python3");
+        command.arg(clients::scripts().join("terminal.py")).arg(steps.to_string());
+        command.arg("node").arg(&self.program).args(args);
+        self.output(command).await.with_context(|| format!("agent-relay {} in a terminal", args.join(" ")))
+    }
+
+    async fn output(&self, mut command: Command) -> Result<String> {
+        for (name, value) in self.environment()? {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let output = timeout(LIMIT, command.current_dir(self.folder.path()).kill_on_drop(true).output()).await;
+        let output = output.context("it hangs")??;
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "{}: {stdout}{stderr}", output.status);
+        Ok(stdout.into_owned())
+    }
+
+    fn connection(&self) -> Result<Value> {
+        let file = self.folder.path().join(".agentworkforce/relay/connection.json");
+        Ok(serde_json::from_str(&std::fs::read_to_string(file).context("no connection file")?)?)
+    }
+
+    async fn call(&self, path: &str) -> Result<Value> {
+        let connection = self.connection()?;
+        let text = |key: &str| connection[key].as_str().map(str::to_owned).with_context(|| format!("no {key}"));
+        let (api, key) = (Api::anonymous(&text("url")?), text("api_key")?);
+        Ok(api.call("GET".parse()?, path, None, &[("x-api-key", &key)]).await?.body)
+    }
+}
+
+#[tokio::test]
+async fn it_runs_a_broker_in_the_background_with_its_agents() -> Result<()> {
+    let cli = CommandLine::new("background").await?;
+    cli.run(&["local", "up", "--background", "--no-spawn", "--broker-name", "background"]).await?;
+    cli.run(&["local", "status", "--wait-for", "30"]).await?;
+    let pid = cli.connection()?["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("a pid")?;
+    cli.run(&["local", "agent", "spawn", "cat", "--name", "purr"]).await?;
+    let list: Value = serde_json::from_str(&cli.run(&["local", "agent", "list"]).await?)?;
+    assert_eq!((&list[0]["name"], &list[0]["runtime"]), (&json!("purr"), &json!("pty")), "{list}");
+
+    cli.run(&["local", "agent", "message", "hold", "purr"]).await?;
+    cli.sender.dm("purr", "held-message").await?.success()?;
+    wait::until_ok("a held message", SOON, || async {
+        let pending = cli.call("/api/spawned/purr/pending").await?;
+        ensure!(pending["pending"][0]["body"] == "held-message", "{pending}");
+        anyhow::Ok(())
+    })
+    .await?;
+    let flushed: Value = serde_json::from_str(&cli.run(&["local", "agent", "message", "flush", "purr"]).await?)?;
+    assert_eq!(flushed["flushed"], 1, "{flushed}");
+    cli.run(&["local", "agent", "message", "auto", "purr"]).await?;
+
+    let view = ["local", "agent", "attach", "purr", "--mode", "view"];
+    cli.in_terminal(&view, json!([["wait", "held-message"], ["type", "\u{3}"]])).await?;
+    let drive = ["local", "agent", "attach", "purr", "--mode", "drive"];
+    let steps = json!([["raw", ""], ["type", "by-hand\r"], ["wait", "by-hand"], ["type", "\u{3}"]]);
+    cli.in_terminal(&drive, steps).await?;
+    let screen = cli.call("/api/spawned/purr/snapshot").await?;
+    assert!(screen["screen"].as_str().is_some_and(|text| text.contains("by-hand")), "{screen}");
+    let mode = cli.call("/api/spawned/purr/delivery-mode").await?;
+    assert_eq!(mode["mode"], "auto_inject", "the mode before comes back");
+
+    cli.run(&["local", "agent", "release", "purr"]).await?;
+    cli.run(&["local", "down"]).await?;
+    assert!(cli.connection().is_err());
+    assert!(!is_running(pid));
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_serves_a_fleet_definition() -> Result<()> {
+    let cli = CommandLine::new("fleet-serve").await?;
+    // Beside the packages, where its import is found.
+    let modules = cli.program.ancestors().nth(4).context("the folder of the packages")?;
+    let definition = modules.join(format!("fleet-{}.mjs", std::process::id()));
+    std::fs::write(
+        &definition,
+        "import { action, defineNode } from '@agent-relay/fleet';\n\
+         const shout = action({}, (input) => ({ text: String(input.text).toUpperCase() }));\n\
+         export default defineNode({ name: 'served', capabilities: { shout } });\n",
+    )?;
+    let mut spec = Spec::new("fleet", "node", cli.folder.path().join("fleet.log"));
+    let args = [&cli.program, &PathBuf::from("fleet"), &PathBuf::from("serve"), &definition];
+    spec.args = args.map(|path| path.display().to_string()).to_vec();
+    spec.env = cli.environment()?;
+    spec.cwd = Some(cli.folder.path().to_owned());
+    let serving = Process::start(spec)?;
+    let invoked = wait::until_ok("an invocation", SOON, || async {
+        cli.sender.post("/v1/actions/shout/invoke", json!({ "input": { "text": "hi" } })).await?.success()
+    });
+    let id =
+        invoked.await.with_context(|| serving.log_tail(30))?["invocation_id"].as_str().context("an id")?.to_owned();
+    wait::until_ok("the outcome", SOON, || async {
+        let outcome = cli.sender.get(&format!("/v1/actions/shout/invocations/{id}")).await?.success()?;
+        ensure!(outcome["output"] == json!({ "text": "HI" }), "{outcome}");
+        anyhow::Ok(())
+    })
+    .await
+    .with_context(|| serving.log_tail(30))?;
+    let nodes = cli.run(&["fleet", "nodes"]).await?;
+    assert!(nodes.contains("shout"), "{nodes}");
+    // It takes the definition back and goes on with its broker until that is stopped.
+    ensure!(Command::new("kill").arg(serving.pid().to_string()).status().await?.success());
+    wait::until_ok("the definition to be taken back", SOON, || async {
+        let nodes = cli.run(&["fleet", "nodes"]).await?;
+        ensure!(!nodes.contains("shout"), "{nodes}");
+        anyhow::Ok(())
+    })
+    .await?;
+    cli.run(&["local", "down"]).await?;
+    std::fs::remove_file(&definition)?;
+    wait::until_ok("the command to end with its broker", SOON, || async {
+        ensure!(!serving.is_running() && cli.connection().is_err(), "it runs");
+        anyhow::Ok(())
+    })
+    .await
+}

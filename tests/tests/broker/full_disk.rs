@@ -1,0 +1,80 @@
+//! A state directory without room.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use relay_testkit::{shared, wait};
+use serde_json::json;
+
+use crate::scene::{SOON, Scene, numbered};
+
+/// Small file system of its own, unmounted when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None` where this user may not mount one.
+    fn mount(at: &Path) -> Result<Option<Self>> {
+        fs::create_dir_all(at)?;
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"]).arg(at).output()?;
+        Ok(mounted.status.success().then(|| Self(at.to_owned())))
+    }
+
+    fn fill(&self) -> Result<()> {
+        let error = fs::write(self.0.join("filler"), vec![0; 1 << 20]).err().context("the disk has room")?;
+        ensure!(error.kind() == std::io::ErrorKind::StorageFull, "{error}");
+        Ok(())
+    }
+
+    fn free(&self) -> Result<()> {
+        Ok(fs::remove_file(self.0.join("filler"))?)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: a process that ends later may still have it open.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Messages, more than the last page of the ledger has room for.
+const LAST: u32 = 90;
+
+#[tokio::test]
+async fn a_full_disk_refuses_new_agents_and_loses_no_message() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let Some(disk) = SmallDisk::mount(&folder.path().join(".agentworkforce/relay"))? else { return Ok(()) };
+    let mut scene = Scene::in_folder("full", shared().await.any_gateway(), &[], folder).await?;
+    let agent = scene.spawn("worker", "cooked", &[]).await?;
+    scene.sender.dm("worker", "message-1").await?.success()?;
+    scene.wait_for("worker", &agent, &numbered(1, 1), 1).await?;
+
+    disk.fill()?;
+    let body = json!({ "name": "second", "cli": "cat" });
+    let refused = scene.broker.call("POST", "/api/spawn", Some(body.clone())).await?;
+    assert_eq!((refused.status, &refused.body["code"]), (500, &json!("internal_error")), "{}", refused.body);
+    assert_eq!(scene.broker.names().await?, ["worker"]);
+    // The ledger has a page, which takes some more lines.
+    for body in numbered(2, LAST) {
+        scene.sender.dm("worker", &body).await?.success()?;
+    }
+    wait::until_ok("the verdicts", SOON, || async {
+        let verdicts = scene.broker.events("worker", "delivery_verified").await?;
+        ensure!(verdicts.len() == LAST as usize, "{} verdicts", verdicts.len());
+        anyhow::Ok(())
+    })
+    .await?;
+    let floor = scene.floor("worker").await?;
+    assert!(floor < i64::from(LAST), "an ack waits until the disk has what it rests on");
+
+    disk.free()?;
+    scene.wait_for("worker", &agent, &numbered(1, LAST), i64::from(LAST)).await?;
+    let spawned = scene.broker.call("POST", "/api/spawn", Some(body)).await?;
+    assert_eq!(spawned.status, 200, "the name is free: {}", spawned.body);
+    scene.broker.kill_and_restart().await?;
+    let (next, floor) = (LAST + 1, i64::from(LAST) + 1);
+    scene.sender.dm("worker", &format!("message-{next}")).await?.success()?;
+    scene.wait_for("worker", &agent, &numbered(1, next), floor).await
+}
