@@ -96,7 +96,8 @@ WITH placed AS MATERIALIZED (
     ", made AS MATERIALIZED (
     SELECT e.* FROM unnest($46::bigint[], $47::bigint[], $48::text[]) AS e (workspace_id, n, events) CROSS JOIN ready
      WHERE (SELECT count(*) FROM bumped) + (SELECT count(*) FROM delivered)
-           + (SELECT count(*) FROM stored) + (SELECT count(*) FROM attached) >= 0
+           + (SELECT count(*) FROM stored) + (SELECT count(*) FROM attached)
+           + (SELECT count(*) FROM in_session) >= 0
 ), ",
     events::appended_events!("$49", "$50"),
     "

@@ -83,6 +83,7 @@ macro_rules! written_rows {
     SELECT s.w, author.session_ref, s.m, s.d
       FROM stored_rows s JOIN agents author ON author.workspace_id = s.w AND author.agent_id = s.a
      WHERE author.session_ref IS NOT NULL AND author.binding_id IS NOT NULL AND author.deleted_at IS NULL
+    RETURNING 1
 )"
         )
     };

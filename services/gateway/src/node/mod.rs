@@ -12,6 +12,7 @@ mod notices;
 mod registry;
 mod relist_pause;
 mod revocation;
+mod silence_checks;
 mod suspension;
 pub(crate) mod upgrade;
 
