@@ -15,8 +15,10 @@ use serde_json::json;
 
 const MIB: u64 = 1024 * 1024;
 const GROWTH: u64 = 64 * MIB;
-/// Bytes of a text; its frame fits into the limit.
-const TEXT_BYTES: usize = 880 * 1024;
+/// Bytes of a text, which is all that some lists show of a message.
+const TEXT_BYTES: usize = 250 * 1024;
+/// Bytes of the blocks beside it; the frame of both fits into the limit.
+const BLOCK_BYTES: usize = 620 * 1024;
 const LISTS: [&str; 6] = [
     "/v1/channels/general/messages?limit=100",
     "/v1/search?q=needle&limit=100",
@@ -48,12 +50,13 @@ impl LargeLists {
         let fill = |template: &str| {
             template.replace("{root}", text(&root["id"])).replace("{conversation}", text(&first["conversation_id"]))
         };
-        let large = format!("needle {}", "x".repeat(TEXT_BYTES));
+        let text = format!("needle {}", "x".repeat(TEXT_BYTES));
+        let large = json!({ "text": text, "blocks": [{ "type": "x", "value": "y".repeat(BLOCK_BYTES) }] });
         let thread = fill("/v1/messages/{root}/replies");
         let conversation = fill("/v1/dm/{conversation}/messages");
         for path in ["/v1/channels/general/messages", &thread, &conversation] {
             for _ in 0..messages {
-                ann.post(path, json!({ "text": large })).await?.success()?;
+                ann.post(path, large.clone()).await?.success()?;
             }
         }
         Ok(Self { key, paths: LISTS.iter().map(|template| fill(template)).collect(), messages })

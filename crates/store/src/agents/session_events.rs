@@ -11,7 +11,7 @@ use relay_domain::{
     observers::ObserverFilters,
 };
 use relay_wire::{events::recorded_data::SessionReported, field::ToValue as _};
-use serde_json::{Value, value::RawValue};
+use serde_json::Value;
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 
 use crate::{
@@ -157,7 +157,8 @@ impl Store {
         agent: AgentId,
         sequences: &[i64],
     ) -> StoreResult<HashMap<i64, JsonText>> {
-        let rows: Vec<(i64, Json<Box<RawValue>>)> = sqlx::query_as(
+        // Decoding makes the text compact, which some are not stored as.
+        let rows: Vec<(i64, Json<JsonText>)> = sqlx::query_as(
             "SELECT sequence, payload FROM session_events
               WHERE workspace_id = $1 AND agent_id = $2 AND sequence = ANY ($3)",
         )
@@ -167,7 +168,7 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading the payloads of session events"))?;
-        Ok(rows.into_iter().map(|(sequence, Json(payload))| (sequence, JsonText::from_stored(payload))).collect())
+        Ok(rows.into_iter().map(|(sequence, Json(payload))| (sequence, payload)).collect())
     }
 
     /// Removes at most `limit` session events older than `age`. Returns the number of removed rows.
