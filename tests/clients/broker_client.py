@@ -23,8 +23,12 @@ async def until(what, check):
 
 
 def messages():
-    with open(LOG, encoding="utf-8") as log:
-        return log.read().splitlines()
+    try:
+        with open(LOG, encoding="utf-8") as log:
+            return log.read().splitlines()
+    except FileNotFoundError:
+        # The agent opens it when it starts.
+        return []
 
 
 async def main():

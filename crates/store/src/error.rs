@@ -101,6 +101,16 @@ impl StoreError {
         source.as_database_error().and_then(|e| e.constraint()) == Some(constraint)
     }
 
+    /// Returns true if Postgres itself ended the statement, and with it a transaction of this one statement. A backend
+    /// that is to stop says so before a commit or after its answer. A lost one says nothing, and one that ends because
+    /// another crashed may have committed.
+    pub(crate) fn ended_before_commit(&self) -> bool {
+        let Self::Unavailable { source, .. } = self else { return false };
+        let code = source.as_database_error().and_then(|error| error.code());
+        // admin shutdown, cannot connect now, too many connections, query canceled
+        matches!(code.as_deref(), Some("57P01" | "57P03" | "53300" | "57014"))
+    }
+
     /// Returns true if Postgres could not be reached, or not the database that this process knows, as opposed to having
     /// refused.
     #[must_use]

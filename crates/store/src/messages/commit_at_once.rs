@@ -129,7 +129,8 @@ impl FromRow<'_, PgRow> for CommittedRow {
 }
 
 /// Commits a batch whose facts all hold. `None`: nothing was written, and the transaction with a statement per step has
-/// to find an outcome for each send. Without an answer of Postgres the outcome is unknown, as with a lost COMMIT.
+/// to find an outcome for each send. Without an answer of Postgres the outcome is unknown, as with a lost COMMIT. An error
+/// of Postgres is an answer.
 pub(crate) async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Option<BatchOutcome>, BatchError> {
     let doing = "committing the batch";
     let columns = StatementColumns::collect(batch);
@@ -144,7 +145,9 @@ pub(crate) async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Optio
         }
         Err(StoreError::Refused { .. }) => return Ok(None),
         Err(error @ StoreError::OtherEpoch { .. }) => return Err(BatchError::NotCommitted(error)),
-        Err(error) if error.is_unavailable() => return Err(BatchError::Unknown(error)),
+        Err(error) if error.is_unavailable() && !error.ended_before_commit() => {
+            return Err(BatchError::Unknown(error));
+        }
         Err(error) => return Err(BatchError::NotCommitted(error)),
     };
     Ok(columns.outcome(batch, rows))
