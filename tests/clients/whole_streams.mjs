@@ -50,15 +50,14 @@ export async function subscriptions({ agents: { ada, bob } }) {
 export async function survive({ relay, there, tokens }, { workspace, agent }) {
   const lead = there.as(tokens.ada);
   const texts = (events) => events.map((event) => event.message.text).filter((text) => text.startsWith('meanwhile'));
-  const killed = ask('kill -9 the gateway');
-  // Posted before the client connects again, so that there is something to replay.
-  await until('the workspace\'s stream drops', () => workspace.disconnected.length > 0);
+  await ask('kill -9 the gateway');
+  // Posted at once, before the client connects again, so that there is something to replay.
   const sent = [];
   for (let nth = 1; nth <= 10; nth += 1) {
     sent.push(`meanwhile ${nth}`);
     await lead.send('plans', sent.at(-1));
   }
-  await killed;
+  await until('the workspace\'s stream drops', () => workspace.disconnected.length > 0);
   await until('the agent gets what was posted meanwhile', () => texts(agent.messageCreated).length >= 10, () => texts(agent.messageCreated));
   same('once, in order', texts(agent.messageCreated), sent);
   await until('and so does the workspace', () => texts(workspace.messageCreated).length >= 10, () => texts(workspace.messageCreated));

@@ -26,10 +26,6 @@ const MIGRATION_RETRY_DELAY: Duration = Duration::from_millis(250);
 const UNLIMITED_CONNECTIONS: u32 = 2;
 const UNUSED_AFTER: Duration = Duration::from_secs(30);
 
-/// Time for which a pooled connection counts as alive after its last use. One that has been idle for longer is tested
-/// before it is used, which costs a round trip.
-const TRUSTED_FOR: Duration = Duration::from_secs(1);
-
 /// Handle on Postgres. Cheap to clone; all clones share one pool.
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -248,18 +244,9 @@ impl Store {
 }
 
 fn pool_options(connections: u32) -> PgPoolOptions {
-    PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(Duration::from_secs(3))
-        .test_before_acquire(false)
-        .before_acquire(|connection, metadata| {
-            Box::pin(async move {
-                if metadata.idle_for > TRUSTED_FOR {
-                    connection.ping().await?;
-                }
-                Ok(true)
-            })
-        })
+    // A connection is tested before each use: on a dead network, a test ends with the wait for a connection, and a
+    // statement would not.
+    PgPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(3))
 }
 
 /// Returns true if a migration failed on another session's lock, by timeout or deadlock.

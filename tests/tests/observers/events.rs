@@ -131,13 +131,17 @@ async fn nodes_and_their_agents_come_and_go() -> Result<()> {
     for _ in 0..2 {
         socket.inventory(&[]).await?;
     }
-    assert_fields(&log.expect_kinds(&["agent.status.offline"]).await?[0], status(&worker, "offline"));
+    let events = log.expect_kinds(&["agent.status.offline", "agent.exited"]).await?;
+    assert_fields(&events[0], status(&worker, "offline"));
+    assert_fields(&events[1], json!({ "agent_name": "worker", "node_id": "n1", "reason": "missing_from_inventory" }));
     for _ in 0..2 {
         socket.inventory(&[(&id, "worker")]).await?;
     }
     assert_fields(&log.expect_kinds(&["agent.status.active"]).await?[0], status(&worker, "active"));
     socket.request(json!({ "v": 1, "type": "agent.deregister", "agent_id": id })).await?;
-    assert_fields(&log.expect_kinds(&["agent.status.offline"]).await?[0], status(&worker, "offline"));
+    let events = log.expect_kinds(&["agent.status.offline", "agent.exited"]).await?;
+    assert_fields(&events[0], status(&worker, "offline"));
+    assert_fields(&events[1], json!({ "agent_name": "worker", "reason": "deregistered" }));
     for _ in 0..2 {
         socket.register_agent("worker").await?;
     }

@@ -57,7 +57,7 @@ async fn a_token_is_created_listed_updated_rotated_and_revoked() -> Result<()> {
     assert!(id.starts_with("ot_") && token.starts_with("ot_live_") && token.matches('.').count() == 2, "{made}");
     assert!(token.len() < 1000, "it travels in URLs: {}", token.len());
     assert_eq!(made["scopes"], json!(["stream:read", "channels:read"]));
-    assert_eq!(made["filters"], json!({ "channel_names": ["general"] }));
+    assert_eq!(made["filters"], json!({ "channel_names": ["general"], "include_dms": false }));
     assert_eq!((text(&made["status"]), text(&made["expires_at"])), ("active", "2999-01-01T00:00:00.000Z"));
     for unset in ["updated_at", "revoked_at", "last_used_at"] {
         assert!(made[unset].is_null(), "{unset} in {made}");
@@ -73,7 +73,7 @@ async fn a_token_is_created_listed_updated_rotated_and_revoked() -> Result<()> {
     let changed =
         key.patch(&path, json!({ "description": null, "filters": {}, "expires_at": null })).await?.success()?;
     assert_eq!((&changed["description"], &changed["expires_at"]), (&Value::Null, &Value::Null));
-    assert_eq!((&changed["filters"], text(&changed["name"])), (&json!({}), "dashboard"));
+    assert_eq!((&changed["filters"], text(&changed["name"])), (&json!({ "include_dms": false }), "dashboard"));
     assert!(!changed["updated_at"].is_null());
 
     let rotated = key.post_empty(&format!("{path}/rotate")).await?.success()?;

@@ -33,6 +33,8 @@ const PARAMETERS: &[(&str, &str, &str)] = &[
     ("console", "A file of the page.", "app.js"),
     ("signing-keys", "A signing key.", "3f2c9a1be07d4c58"),
     ("observer-tokens", "An observer token.", "ot_243812500000000001"),
+    ("sessions", "The reference of a session.", "session-1"),
+    ("to", "An agent's address or name.", "ada@build-box"),
 ];
 
 /// Completes the document.

@@ -48,6 +48,8 @@ const EXAMPLES_BY_FIELD: &[(&str, &str)] = &[
     ("message_id", "243812100000000001"),
     ("node_id", "node_243812600000000001"),
     ("node_name", "build-box"),
+    ("origin_actor", "ci"),
+    ("origin_distinct_id", "d-17"),
     ("origin_id", "run-17"),
     ("participant", "bob"),
     ("persona", "Looks after the build"),
