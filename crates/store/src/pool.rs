@@ -7,7 +7,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    Connection as _, PgPool, Postgres,
+    PgPool, Postgres,
     migrate::MigrateError,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},

@@ -1,10 +1,15 @@
 //! Invocations of a node whose liveness has expired.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use relay_acceptance::calls::{CallScene, SOON, next_invocation, register, send_result, socket};
 use relay_testkit::{client::NodeToken, shared, wait};
 use serde_json::json;
 use sqlx::PgPool;
+
+/// Time within which workers notice an expired node and move its invocations, and some for a loaded machine.
+const MOVED_WITHIN: Duration = Duration::from_secs(90);
 
 /// Makes a node's heartbeats stop 46 s ago, and waits until the worker has noticed.
 async fn expire(place: &CallScene, node: &NodeToken) -> Result<()> {
@@ -13,7 +18,7 @@ async fn expire(place: &CallScene, node: &NodeToken) -> Result<()> {
         .bind(&node.node_id)
         .execute(&pool)
         .await?;
-    wait::until("its liveness to expire", SOON, || async {
+    wait::until("its liveness to expire", MOVED_WITHIN, || async {
         place.key.get(&format!("/v1/nodes/{}", node.name)).await.is_ok_and(|reply| reply.data()["live"] == false)
     })
     .await;
@@ -41,7 +46,7 @@ async fn an_invocation_of_an_expired_node_moves_at_once_even_if_it_was_addressed
     let mut host = socket(&second, 1).await?;
     host.request(register(&second, "tools", &capabilities, 0)).await?;
     expire(&place, &first).await?;
-    assert_eq!(next_invocation(&mut host, SOON).await?, ids[1]);
+    assert_eq!(next_invocation(&mut host, MOVED_WITHIN).await?, ids[1]);
     // A late result of the former node, over its old connection or a new one.
     let _ = send_result(&former, &ids[1], json!({ "late": true })).await;
     let mut back = socket(&first, 1).await?;
@@ -53,7 +58,7 @@ async fn an_invocation_of_an_expired_node_moves_at_once_even_if_it_was_addressed
     let done = place.wait_for_outcome("build", &ids[1]).await?;
     assert_eq!((&done["output"], &done["dispatched_node_id"]), (&json!({ "built": true }), &json!(second.node_id)));
     // The accepted one waited for its node.
-    assert_eq!(next_invocation(&mut back, SOON).await?, ids[0]);
+    assert_eq!(next_invocation(&mut back, MOVED_WITHIN).await?, ids[0]);
     send_result(&back, &ids[0], json!({ "built": 1 })).await?;
     assert_eq!(place.wait_for_outcome("build", &ids[0]).await?["output"], json!({ "built": 1 }));
     Ok(())
