@@ -35,10 +35,14 @@ pub(crate) struct Core {
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
     /// Places of reads that scan. They share the database with commits.
     pub(crate) scans: FairPlaces,
+    /// Places of reads of many message bodies, each of which occupies a connection for some time.
+    pub(crate) large_reads: FairPlaces,
 }
 
 /// Scans at the same time in this process; a workspace has one.
 pub(crate) const CONCURRENT_SCANS: usize = 4;
+/// Large reads at the same time in this process, half of a gateway's connections; a workspace has one.
+pub(crate) const CONCURRENT_LARGE_READS: usize = 8;
 /// Longest wait for a place: some scans of the same workspace, far below the 30 s that a request may take.
 const SCAN_WAIT: Duration = Duration::from_secs(5);
 

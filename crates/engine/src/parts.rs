@@ -4,16 +4,22 @@
 use std::{collections::VecDeque, future::Future, time::Duration};
 
 use futures::{StreamExt as _, stream::BoxStream};
-use relay_domain::{MessageId, WorkspaceId, WorkspaceScope};
-use relay_tasks::byte_budget::{ByteBudget, ByteLease};
+use relay_domain::{MessageId, WorkspaceScope};
+use relay_tasks::byte_budget::ByteLease;
 
-use crate::{EngineError, EngineResult, core::Core};
+use crate::{
+    EngineError, EngineResult,
+    core::Core,
+    fair_places::{FairPlaces, Place},
+};
 
 /// Bound of the contents of one part; a larger row is a part of its own.
 const PART_BYTES: usize = 1024 * 1024;
 /// Memory of a row besides its contents.
 const ROW_BYTES: usize = 512;
-/// Longest wait for memory, below the time that a request may take.
+/// A part above this is read with a place: one for each workspace, so that large lists leave connections to the others.
+const LARGE_PART_BYTES: usize = 64 * 1024;
+/// Longest wait for memory, and for a place, below the time that a request may take.
 const MEMORY_WAIT: Duration = Duration::from_secs(15);
 
 /// Some rows of a list, and the memory that they take until they are sent.
@@ -51,7 +57,8 @@ impl Core {
     /// # Errors
     /// When other answers, above all of the same workspace, take too long to be sent.
     pub(crate) async fn reserve_answer(&self, scope: WorkspaceScope, bytes: usize) -> EngineResult<ByteLease> {
-        reserve(&self.answers, scope, bytes).await
+        let reserved = self.answers.reserve(scope.workspace_id(), bytes);
+        tokio::time::timeout(MEMORY_WAIT, reserved).await.map_err(|_| EngineError::Overloaded)
     }
 
     /// Reads the texts of these rows, each given with the bytes of its text. `slot` names the message of a row, if it has
@@ -98,28 +105,34 @@ impl Core {
         let mut left = VecDeque::from(rows);
         let (keys, bytes) = take_part(&mut left);
         let memory = self.reserve_answer(scope, bytes).await?;
+        let place = take_place(&self.large_reads, scope, bytes).await?;
         let rows = if keys.is_empty() { Vec::new() } else { read(keys).await? };
+        drop(place);
         let first = Part { rows, memory };
         if left.is_empty() {
             return Ok(Parts { first, rest: None });
         }
-        let state = (left, read, self.answers.clone());
-        let rest = futures::stream::try_unfold(state, move |(mut left, read, answers)| async move {
+        let state = (left, read, self.clone());
+        let rest = futures::stream::try_unfold(state, move |(mut left, read, core)| async move {
             let (keys, bytes) = take_part(&mut left);
             if keys.is_empty() {
                 return Ok(None);
             }
-            let memory = reserve(&answers, scope, bytes).await?;
+            let memory = core.reserve_answer(scope, bytes).await?;
+            let place = take_place(&core.large_reads, scope, bytes).await?;
             let rows = read(keys).await?;
-            Ok(Some((Part { rows, memory }, (left, read, answers))))
+            drop(place);
+            Ok(Some((Part { rows, memory }, (left, read, core))))
         });
         Ok(Parts { first, rest: Some(rest.boxed()) })
     }
 }
 
-async fn reserve(answers: &ByteBudget<WorkspaceId>, scope: WorkspaceScope, bytes: usize) -> EngineResult<ByteLease> {
-    let reserved = answers.reserve(scope.workspace_id(), bytes);
-    tokio::time::timeout(MEMORY_WAIT, reserved).await.map_err(|_| EngineError::Overloaded)
+async fn take_place(places: &FairPlaces, scope: WorkspaceScope, bytes: usize) -> EngineResult<Option<Place>> {
+    if bytes <= LARGE_PART_BYTES {
+        return Ok(None);
+    }
+    places.take(scope, MEMORY_WAIT).await.map(Some).ok_or(EngineError::Overloaded)
 }
 
 /// Takes the next rows that fit into a part, at least one, and the memory for them.

@@ -16,7 +16,7 @@ use crate::{
     },
     actions,
     agents::last_seen,
-    core::{CONCURRENT_SCANS, Core},
+    core::{CONCURRENT_LARGE_READS, CONCURRENT_SCANS, Core},
     error::Fault,
     events,
     fair_places::FairPlaces,
@@ -101,6 +101,7 @@ impl Engine {
             refusals: Arc::default(),
             gateway: Arc::default(),
             scans: FairPlaces::new(CONCURRENT_SCANS),
+            large_reads: FairPlaces::new(CONCURRENT_LARGE_READS),
         };
         let (senders, queues) = queues();
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);
