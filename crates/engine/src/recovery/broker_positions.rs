@@ -20,8 +20,8 @@ impl Recovery {
         recovered_at.is_some_and(|at| (self.core.now() - at).to_std().unwrap_or(Duration::ZERO) <= REPORT_WINDOW)
     }
 
-    /// Accepts a broker's report of having received everything up to `reported`, above what was sent to it: raises the
-    /// head of its agent's mailbox, within bounds. Rows written since the restore with such a seq move above it, because
+    /// Accepts a broker's position `reported` that exceeds the last sent seq of this database: raises the head of its
+    /// agent's mailbox, within bounds. Rows written since the restore with such a seq move above it, because
     /// the broker would drop them as repeated. Returns the position of the mailbox afterwards.
     pub async fn accept_broker_position(
         &self,

@@ -83,7 +83,7 @@ const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a
 /// The settled floor follows it and continues over rows above that are settled individually.
 ///
 /// No floor is raised above the head, whatever a client acknowledges. A stale snapshot of the head cannot lower an ack:
-/// what was acknowledged had been committed before the statement began.
+/// an acknowledged delivery was committed before the statement began.
 ///
 /// `locked` sorts before it locks, so that concurrent flushes take the row locks in one order. `moved` and `logged`
 /// see the values that `locked` read, because all parts of a statement share one snapshot.

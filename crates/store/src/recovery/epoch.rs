@@ -81,7 +81,7 @@ impl EpochFence {
 
 impl Store {
     /// Epoch for a transaction that assigns numbers; `None` in tools, which are not fenced. To be read before the wait for
-    /// a connection: what was prepared before a recovery is not written after it.
+    /// a connection, so that a transaction prepared before a recovery is not written after it.
     pub(crate) fn epoch(&self, doing: &'static str) -> StoreResult<Option<i64>> {
         if self.fence.is_closed.load(Ordering::SeqCst) {
             return Err(StoreError::OtherEpoch { doing });

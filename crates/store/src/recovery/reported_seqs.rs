@@ -151,7 +151,7 @@ impl Store {
             .bind(now)
             .bind(day_of(now))
             .bind("its seq was allotted before the database was restored: see redriven_as")
-            // Below the head, what was sent since was sent by a socket that knew the broker's position.
+            // A sent seq below the head comes from a socket that knew the broker's position.
             .bind(if is_above { 0 } else { state.sent_seq })
             .execute(&mut *tx)
             .await

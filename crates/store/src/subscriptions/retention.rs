@@ -1,4 +1,4 @@
-//! Retention of what was queued for event subscriptions. Called by the worker's pruning loop.
+//! Retention of the queue of event subscriptions. Called by the worker's pruning loop.
 
 use std::time::Duration;
 

@@ -25,7 +25,7 @@ struct OpenGate {
     is_reported: bool,
 }
 
-/// What there is to do about a question.
+/// Step to take about a question.
 #[derive(Debug, PartialEq, Eq)]
 enum GateStep {
     Answer,

@@ -58,7 +58,7 @@ enum AppServerAuth {
     },
 }
 
-/// What becomes of the session when the agent is released.
+/// Fate of the session at the release of its agent.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum AppServerRelease {
