@@ -16,7 +16,7 @@ use serde_json::json;
 /// Default limit of the sockets on one token.
 const SOCKETS_PER_TOKEN: usize = 600;
 /// Time within which a gateway with a timeout of a second closes a connection, on a loaded machine.
-const CLOSED_WITHIN: Duration = Duration::from_secs(20);
+const CLOSED_WITHIN: Duration = Duration::from_secs(30);
 const SECOND: Duration = Duration::from_secs(1);
 /// Longest time that a request takes.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -171,7 +171,8 @@ async fn a_full_gateway_refuses_and_recovers() -> Result<()> {
         .gateways(1)
         .worker(false)
         .env("RELAY_MAX_CONNECTIONS", "8")
-        .env("RELAY_HEAD_TIMEOUT_SECONDS", "3")
+        // Longer than it takes to ask while the silent connections are open, also on a busy machine.
+        .env("RELAY_HEAD_TIMEOUT_SECONDS", "10")
         .start()
         .await?;
     let gateway = stack.gateway(0).url();
