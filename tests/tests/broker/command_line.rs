@@ -18,6 +18,25 @@ use crate::scene::{SOON, is_running};
 /// Time for one command on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(90);
 
+/// Process of `local up` that holds a broker in the background. It stays when its broker has ended.
+struct Holder(String);
+
+impl Holder {
+    /// Finds the process that started the broker with this process ID.
+    fn of_broker(pid: u32) -> Result<Self> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).context("no parent")?.trim();
+        ensure!(parent != "1", "the broker has no parent");
+        Ok(Self(parent.to_owned()))
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("kill").arg(&self.0).status();
+    }
+}
+
 /// A project directory in which commands are run.
 struct CommandLine {
     workspace: Api,
@@ -103,6 +122,7 @@ async fn it_runs_a_broker_in_the_background_with_its_agents() -> Result<()> {
     cli.run(&["local", "up", "--background", "--no-spawn", "--broker-name", "background"]).await?;
     cli.run(&["local", "status", "--wait-for", "30"]).await?;
     let pid = cli.connection()?["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("a pid")?;
+    let _holder = Holder::of_broker(pid)?;
     cli.run(&["local", "agent", "spawn", "cat", "--name", "purr"]).await?;
     let list: Value = serde_json::from_str(&cli.run(&["local", "agent", "list"]).await?)?;
     assert_eq!((&list[0]["name"], &list[0]["runtime"]), (&json!("purr"), &json!("pty")), "{list}");
