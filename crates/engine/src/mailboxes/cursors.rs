@@ -5,13 +5,13 @@
 //! longer: a mailbox that is acked 50 times a second is then written four times instead of 50.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Mutex, PoisonError, Weak},
     time::Duration,
 };
 
 use relay_domain::{AgentId, WorkspaceScope};
-use relay_store::mailboxes::cursors::CursorMove;
+use relay_store::mailboxes::cursors::{CursorMove, LockedCursors};
 use tokio::sync::Notify;
 
 use super::Mailboxes;
@@ -92,7 +92,7 @@ pub(crate) async fn run(engine: Weak<Inner>, moves: Weak<CursorMoves>) {
         let _ = tokio::time::timeout(Duration::from_secs(1), moves.pending.notified()).await;
         tokio::time::sleep(pause).await;
         let Some(inner) = engine.upgrade() else { return };
-        match flush(&inner.core, &moves).await {
+        match flush(&inner.core, &moves, LockedCursors::Skip).await {
             Ok(mailboxes) => pause = pause_after(mailboxes),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "failed to write cursor moves, will retry");
@@ -109,8 +109,9 @@ fn pause_after(mailboxes: usize) -> Duration {
     pause.clamp(FLUSH_EVERY.0, FLUSH_EVERY.1)
 }
 
-/// Writes all waiting moves; returns the number of their mailboxes.
-async fn flush(core: &Core, moves: &CursorMoves) -> EngineResult<usize> {
+/// Writes all waiting moves, or all but those of cursors that others hold, which stay; returns the number of their
+/// mailboxes.
+async fn flush(core: &Core, moves: &CursorMoves, locked: LockedCursors) -> EngineResult<usize> {
     // While another epoch was met, the writes below fail and the moves are kept.
     let served = core.store.served_epoch();
     let mut rounds = moves.drain_rounds();
@@ -120,7 +121,7 @@ async fn flush(core: &Core, moves: &CursorMoves) -> EngineResult<usize> {
     }
     let statements: Vec<&[CursorMove]> = rounds.iter().flat_map(|round| round.chunks(MAX_PER_STATEMENT)).collect();
     for (nth, some) in statements.iter().enumerate() {
-        match core.store.flush_cursors(some, core.now()).await {
+        match core.store.flush_cursors(some, locked, core.now()).await {
             Ok(flushed) => {
                 let acked = u64::try_from(flushed.acked).unwrap_or(0);
                 metrics::counter!(relay_domain::metric_names::DELIVERIES_ACKED).increment(acked);
@@ -128,6 +129,12 @@ async fn flush(core: &Core, moves: &CursorMoves) -> EngineResult<usize> {
                     .recorded
                     .into_iter()
                     .for_each(|recorded| core.announce(Announcement::to_observers_only(recorded)));
+                if !flushed.skipped.is_empty() {
+                    let skipped: HashSet<_> = flushed.skipped.into_iter().collect();
+                    let kept = some.iter().filter(|moved| skipped.contains(&(moved.scope, moved.agent_id)));
+                    moves.restore(kept.cloned().collect());
+                    moves.pending.notify_one();
+                }
             }
             Err(error) => {
                 moves.restore(statements[nth..].concat());
@@ -144,9 +151,9 @@ impl Mailboxes {
         self.cursors.add(moved);
     }
 
-    /// Writes all waiting moves now, for a drain.
+    /// Writes all waiting moves now, also those of cursors that others hold: for a drain, and before a position is judged.
     pub async fn flush_cursors(&self) -> EngineResult<()> {
-        flush(&self.core, &self.cursors).await.map(drop)
+        flush(&self.core, &self.cursors, LockedCursors::Wait).await.map(drop)
     }
 }
 

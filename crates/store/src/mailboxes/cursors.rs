@@ -74,6 +74,17 @@ pub struct CursorFlush {
     pub acked: i64,
     /// Their events, in observed workspaces only.
     pub recorded: Vec<RecordedEvents>,
+    /// Mailboxes whose moves were not written, because another transaction held their cursor.
+    pub skipped: Vec<(WorkspaceScope, AgentId)>,
+}
+
+/// Treatment of a cursor that another transaction holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockedCursors {
+    /// Skips its move, so that it delays no other mailbox.
+    Skip,
+    /// Waits up to the lock timeout: the caller relies on the moves.
+    Wait,
 }
 
 const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a.provider,
@@ -87,8 +98,11 @@ const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a
 ///
 /// `locked` sorts before it locks, so that concurrent flushes take the row locks in one order. `moved` and `logged`
 /// see the values that `locked` read, because all parts of a statement share one snapshot.
+///
+/// `$locked` is appended to the lock. `skipped` has the moves that it kept from being written; those of another location
+/// are not among them.
 macro_rules! flush {
-    ($moves:expr, $answer:expr) => {
+    ($moves:expr, $locked:literal, $answer:expr) => {
         const_format::concatcp!(
             "
 WITH moves AS (
@@ -105,7 +119,19 @@ WITH moves AS (
       JOIN mailbox_cursors c ON c.workspace_id = m.workspace_id AND c.agent_id = m.agent_id
      WHERE m.now
      ORDER BY c.workspace_id, c.agent_id
-       FOR UPDATE OF c
+       FOR UPDATE OF c ",
+            $locked,
+            "
+), skipped AS (
+    SELECT m.workspace_id, m.agent_id
+      FROM moves m
+      JOIN agents a ON a.workspace_id = m.workspace_id AND a.agent_id = m.agent_id
+                   AND a.node_id = m.node_id AND (a.provider IS NULL OR a.provider = m.provider)
+      JOIN mailbox_heads h ON h.workspace_id = m.workspace_id AND h.agent_id = m.agent_id
+      JOIN mailbox_cursors c ON c.workspace_id = m.workspace_id AND c.agent_id = m.agent_id
+     -- Nearly always all are locked, and nothing below is read. NOT IN is hashed, whatever the planner expects.
+     WHERE m.now AND (SELECT count(*) FROM locked) < (SELECT count(*) FROM moves WHERE now)
+       AND (m.workspace_id, m.agent_id) NOT IN (SELECT workspace_id, agent_id FROM locked)
 ), moved AS (
     UPDATE mailbox_cursors c
        SET sent_seq = greatest(c.sent_seq, l.sent),
@@ -133,24 +159,53 @@ WITH moves AS (
 
 /// Moves the cursors of workspaces without observers in one statement, and returns the observed workspaces: their moves
 /// also record events, which takes a transaction.
-const FLUSH: &str = flush!(
-    "coalesce(h.watched_until, '-infinity') <= relay_now() AS now
+macro_rules! flush_unwatched {
+    ($locked:literal) => {
+        flush!(
+            "coalesce(h.watched_until, '-infinity') <= relay_now() AS now
       FROM relay_require_epoch($7),
            unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
            AS m (workspace_id, agent_id, node_id, provider, sent, acked)
       LEFT JOIN event_heads h USING (workspace_id)",
-    "SELECT coalesce(sum(acked - ack_floor) FILTER (WHERE acked > ack_floor), 0)::bigint,
-            ARRAY(SELECT DISTINCT workspace_id FROM moves WHERE NOT now) FROM locked"
-);
+            $locked,
+            "SELECT coalesce(sum(acked - ack_floor) FILTER (WHERE acked > ack_floor), 0)::bigint,
+            ARRAY(SELECT DISTINCT workspace_id FROM moves WHERE NOT now),
+            ARRAY(SELECT workspace_id FROM skipped ORDER BY workspace_id, agent_id),
+            ARRAY(SELECT agent_id FROM skipped ORDER BY workspace_id, agent_id) FROM locked"
+        )
+    };
+}
 
-/// Moves all cursors and returns the mailboxes whose ack floor rose.
-const FLUSH_WATCHED: &str = flush!(
-    "true AS now
+/// Moves all cursors and returns the mailboxes whose ack floor rose, and, without floors, those that were skipped.
+macro_rules! flush_watched {
+    ($locked:literal) => {
+        flush!(
+            "true AS now
       FROM relay_require_epoch($7),
            unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
            AS m (workspace_id, agent_id, node_id, provider, sent, acked)",
-    "SELECT workspace_id, agent_id, ack_floor, acked FROM locked WHERE acked > ack_floor"
-);
+            $locked,
+            "SELECT workspace_id, agent_id, ack_floor, acked FROM locked WHERE acked > ack_floor
+     UNION ALL SELECT workspace_id, agent_id, NULL, NULL FROM skipped"
+        )
+    };
+}
+
+impl LockedCursors {
+    const fn flush(self) -> &'static str {
+        match self {
+            Self::Skip => flush_unwatched!("SKIP LOCKED"),
+            Self::Wait => flush_unwatched!(""),
+        }
+    }
+
+    const fn flush_watched(self) -> &'static str {
+        match self {
+            Self::Skip => flush_watched!("SKIP LOCKED"),
+            Self::Wait => flush_watched!(""),
+        }
+    }
+}
 
 impl Store {
     /// Reads the positions of these mailboxes, except those of deleted agents.
@@ -234,26 +289,34 @@ impl Store {
     ///
     /// Moves are monotonic, so a repeated one is harmless: after an error the caller keeps the moves and retries. The
     /// caller passes no moves of another epoch than the one that this process serves. An entry whose agent has left the node and provider named in it changes nothing. In observed workspaces the first
-    /// 1000 newly acknowledged deliveries are recorded as events.
-    pub async fn flush_cursors(&self, moves: &[CursorMove], at: DateTime<Utc>) -> StoreResult<CursorFlush> {
+    /// 1000 newly acknowledged deliveries are recorded as events. The caller also keeps the moves of skipped mailboxes.
+    pub async fn flush_cursors(
+        &self,
+        moves: &[CursorMove],
+        locked: LockedCursors,
+        at: DateTime<Utc>,
+    ) -> StoreResult<CursorFlush> {
         let doing = "moving mailbox cursors";
         let epoch = self.epoch(doing)?;
         let moved = CursorColumns::from_moves(moves)
-            .bind(sqlx::query_as(FLUSH))
+            .bind(sqlx::query_as(locked.flush()))
             .bind(epoch)
             .fetch_one(&self.pool)
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx(doing));
-        let (acked, watched): (i64, Vec<i64>) = self.note_epoch(epoch, moved)?;
-        let mut flushed = CursorFlush { acked, recorded: Vec::new() };
+        let (acked, watched, workspaces, agents): (i64, Vec<i64>, Vec<i64>, Vec<i64>) =
+            self.note_epoch(epoch, moved)?;
+        let skipped = workspaces.into_iter().zip(agents).map(|(workspace, agent)| scoped_key(workspace, agent));
+        let mut flushed = CursorFlush { acked, recorded: Vec::new(), skipped: skipped.collect() };
         if !watched.is_empty() {
             let observed = moves.iter().filter(|m| watched.contains(&m.scope.workspace_id().get()));
-            let work = self.flush_watched(observed, epoch, at);
+            let work = self.flush_watched(observed, locked, epoch, at);
             let done = tokio::time::timeout(STATEMENT_TIMEOUT, work).await;
             let done = self.note_epoch(epoch, done.unwrap_or_else(|_| Err(StoreError::unavailable(doing))))?;
             flushed.acked += done.acked;
             flushed.recorded = done.recorded;
+            flushed.skipped.extend(done.skipped);
         }
         Ok(flushed)
     }
@@ -261,30 +324,30 @@ impl Store {
     async fn flush_watched(
         &self,
         moves: impl Iterator<Item = &CursorMove> + Send,
+        locked: LockedCursors,
         epoch: Option<i64>,
         at: DateTime<Utc>,
     ) -> StoreResult<CursorFlush> {
         let doing = "moving observed mailbox cursors";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let rows: Vec<(i64, i64, Seq, Seq)> = CursorColumns::from_moves(moves)
-            .bind(sqlx::query_as(FLUSH_WATCHED))
+        let rows: Vec<(i64, i64, Option<Seq>, Option<Seq>)> = CursorColumns::from_moves(moves)
+            .bind(sqlx::query_as(locked.flush_watched()))
             .bind(epoch)
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        let acked: Vec<AckedRange> = rows
-            .into_iter()
-            .map(|(workspace, agent, from, to)| AckedRange {
-                scope: WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)),
-                agent_id: AgentId::new(agent),
-                from,
-                to,
-            })
-            .collect();
+        let (mut acked, mut skipped) = (Vec::new(), Vec::new());
+        for (workspace, agent, from, to) in rows {
+            let (scope, agent_id) = scoped_key(workspace, agent);
+            match from.zip(to) {
+                Some((from, to)) => acked.push(AckedRange { scope, agent_id, from, to }),
+                None => skipped.push((scope, agent_id)),
+            }
+        }
         let events = delivered_events(&mut tx, &acked, at).await?;
         let recorded = events::append_mixed(&mut tx, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(CursorFlush { acked: acked.iter().map(|a| a.to - a.from).sum(), recorded })
+        Ok(CursorFlush { acked: acked.iter().map(|a| a.to - a.from).sum(), recorded, skipped })
     }
 }
 
@@ -324,6 +387,10 @@ impl<'a> CursorColumns<'a> {
             .bind(self.sent)
             .bind(self.acked)
     }
+}
+
+fn scoped_key(workspace: i64, agent: i64) -> (WorkspaceScope, AgentId) {
+    (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), AgentId::new(agent))
 }
 
 /// Splits mailbox keys into two columns for `unnest`.

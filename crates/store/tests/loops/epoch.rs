@@ -4,7 +4,11 @@
 use std::time::Duration;
 
 use relay_domain::{NodeId, ProviderName};
-use relay_store::{StoreError, StoreResult, mailboxes::cursors::CursorMove, recovery::KnownDatabase};
+use relay_store::{
+    StoreError, StoreResult,
+    mailboxes::cursors::{CursorMove, LockedCursors},
+    recovery::KnownDatabase,
+};
 use serde_json::json;
 use sqlx::PgPool;
 
@@ -28,7 +32,7 @@ async fn ack(db: &Database, acked_seq: i64) -> StoreResult<()> {
     let (scope, agent_id) = Database::mailbox(ADA);
     let (node_id, provider) = (NodeId::direct(agent_id), ProviderName::new("default"));
     let ack = CursorMove { scope, agent_id, node_id, provider, sent_seq: acked_seq, acked_seq, epoch: None };
-    db.store.flush_cursors(&[ack], db.now).await.map(drop)
+    db.store.flush_cursors(&[ack], LockedCursors::Wait, db.now).await.map(drop)
 }
 
 async fn ack_floor(db: &Database) -> i64 {

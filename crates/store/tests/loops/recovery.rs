@@ -1,7 +1,11 @@
 use relay_domain::{DeliveryId, NodeId, ProviderName, PushWorkerId, push::attempt::RecordingPass};
 use relay_store::{
     DeliveryReport,
-    mailboxes::{cursors::CursorMove, expiry::ExpiryPass, redrives::RedriveOutcome},
+    mailboxes::{
+        cursors::{CursorMove, LockedCursors},
+        expiry::ExpiryPass,
+        redrives::RedriveOutcome,
+    },
     recovery::BEFORE_ALL_MAILBOXES,
 };
 
@@ -48,7 +52,7 @@ impl Database {
         let (scope, agent_id) = Self::mailbox(agent);
         let (node_id, provider) = (NodeId::direct(agent_id), ProviderName::new("default"));
         let ack = CursorMove { scope, agent_id, node_id, provider, sent_seq: acked_seq, acked_seq, epoch: None };
-        self.store.flush_cursors(&[ack], self.now).await.unwrap();
+        self.store.flush_cursors(&[ack], LockedCursors::Wait, self.now).await.unwrap();
     }
 
     /// One more delivery, of the message that `deliveries` wrote as the first.

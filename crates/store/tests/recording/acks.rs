@@ -1,5 +1,9 @@
 use relay_domain::{DeliveryId, NodeId, ProviderName};
-use relay_store::{DeliveryReport, events::Event, mailboxes::cursors::CursorMove};
+use relay_store::{
+    DeliveryReport,
+    events::Event,
+    mailboxes::cursors::{CursorMove, LockedCursors},
+};
 use serde_json::json;
 
 use crate::fixture::Database;
@@ -36,7 +40,7 @@ async fn mailbox_of(rows: usize) -> Database {
 #[tokio::test]
 async fn acks_are_recorded_only_while_somebody_looks() {
     let db = mailbox_of(6).await;
-    let flushed = db.store.flush_cursors(&[db.ack(ADA, 2, 2)], db.now).await.unwrap();
+    let flushed = db.store.flush_cursors(&[db.ack(ADA, 2, 2)], LockedCursors::Wait, db.now).await.unwrap();
     assert_eq!((flushed.acked, flushed.recorded.len()), (2, 0));
     assert_eq!(db.number("SELECT count(*) FROM event_log").await, 0);
 
@@ -47,7 +51,7 @@ async fn acks_are_recorded_only_while_somebody_looks() {
     });
     assert!(report.await.unwrap().flatten().is_some());
     db.settlement(ADA, 5, 4).await;
-    let flushed = db.store.flush_cursors(&[db.ack(ADA, 6, 6)], db.now).await.unwrap();
+    let flushed = db.store.flush_cursors(&[db.ack(ADA, 6, 6)], LockedCursors::Wait, db.now).await.unwrap();
     assert_eq!(flushed.acked, 4);
     let events: Vec<_> = flushed.recorded.iter().flat_map(|recorded| &recorded.events).collect();
     let told: Vec<_> =
@@ -65,7 +69,7 @@ async fn acks_are_recorded_only_while_somebody_looks() {
     assert_eq!(data, ids);
     assert_eq!(db.number("SELECT ack_floor FROM mailbox_cursors WHERE agent_id = 1").await, 6);
 
-    let again = db.store.flush_cursors(&[db.ack(ADA, 6, 6)], db.now).await.unwrap();
+    let again = db.store.flush_cursors(&[db.ack(ADA, 6, 6)], LockedCursors::Wait, db.now).await.unwrap();
     assert_eq!((again.acked, again.recorded.len()), (0, 0), "an ack is told once");
     assert!(flushed.recorded[0].watched);
 }
@@ -79,8 +83,40 @@ async fn a_flush_of_many_acks_records_a_bounded_number_and_moves_all_floors() {
     db.deliveries(3, &[60]).await;
     db.watched().await;
     let moves = [db.ack(ADA, 700, 700), db.ack(2, 700, 700), db.ack(3, 1, 1)];
-    let flushed = db.store.flush_cursors(&moves, db.now).await.unwrap();
+    let flushed = db.store.flush_cursors(&moves, LockedCursors::Wait, db.now).await.unwrap();
     assert_eq!(flushed.acked, 1401);
     assert_eq!(flushed.recorded.iter().map(|recorded| recorded.events.len()).sum::<usize>(), 1000);
     assert_eq!(db.number("SELECT min(ack_floor) FROM mailbox_cursors WHERE agent_id IN (1, 2)").await, 700);
+}
+
+#[tokio::test]
+async fn a_locked_cursor_delays_no_other_mailbox() {
+    let db = mailbox_of(2).await;
+    for (agent, name) in [(2, "bob"), (3, "cyd")] {
+        db.agent(agent, name).await;
+        db.deliveries(agent, &[60]).await;
+    }
+    db.run("UPDATE agents SET node_id = 'elsewhere' WHERE agent_id = 3").await;
+    let (scope, ada) = Database::mailbox(ADA);
+    let moves = [db.ack(ADA, 2, 2), db.ack(2, 1, 1), db.ack(3, 1, 1)];
+    let floor = |agent: i64| format!("SELECT ack_floor FROM mailbox_cursors WHERE agent_id = {agent}");
+    for watched in [false, true] {
+        db.run("UPDATE mailbox_cursors SET ack_floor = 0, settled_floor = 0").await;
+        if watched {
+            db.watched().await;
+        }
+        let mut held = db.pool.begin().await.unwrap();
+        sqlx::query("SELECT FROM mailbox_cursors WHERE agent_id = 1 FOR UPDATE").execute(&mut *held).await.unwrap();
+        let flushed = db.store.flush_cursors(&moves, LockedCursors::Skip, db.now).await.unwrap();
+        assert_eq!(
+            (flushed.acked, &*flushed.skipped),
+            (1, &[(scope, ada)][..]),
+            "what another location acked is dropped"
+        );
+        assert_eq!((db.number(&floor(ADA)).await, db.number(&floor(2)).await), (0, 1));
+        held.rollback().await.unwrap();
+        let flushed = db.store.flush_cursors(&moves, LockedCursors::Skip, db.now).await.unwrap();
+        assert_eq!((flushed.acked, flushed.skipped.len()), (2, 0));
+        assert_eq!(db.number(&floor(ADA)).await, 2);
+    }
 }
