@@ -81,19 +81,20 @@ pub async fn maintain_partitions(engine: &Engine, retention: Retention) -> Engin
     let today = engine.now().date_naive();
     let first_kept = |days: u32| today - TimeDelta::days(days.into());
     let mut dropped = 0;
-    // Read receipts must outlive the deliveries that they are derived from.
-    if let Some(unfolded) = store.first_unfolded_day().await? {
+    // Those without dependent rows come first: a slow removal of other rows must not keep them from being dropped.
+    dropped += store.drop_partitions_before(DailyTable::EventLog, first_kept(retention.event_days)).await?;
+    dropped += store.drop_partitions_before(DailyTable::Attempts, first_kept(ATTEMPT_DAYS)).await?;
+    dropped += store.drop_partitions_before(DailyTable::Usage, first_kept(USAGE_DAYS)).await?;
+    dropped += store.drop_partitions_before(DailyTable::MessageSearch, first_kept(retention.message_days)).await?;
+    // Read receipts must outlive the deliveries that they are derived from, and deliveries their expiry.
+    if let (Some(unfolded), Some(unexpired)) = (store.first_unfolded_day().await?, store.first_unexpired_day().await?) {
+        let first_kept = first_kept(retention.delivery_days).min(unfolded).min(unexpired);
         for table in [DailyTable::Deliveries, DailyTable::AckLog] {
             let first_kept = first_kept(retention.delivery_days).min(unfolded);
             dropped += store.drop_partitions_before(table, first_kept).await?;
         }
     }
-    for table in [DailyTable::Messages, DailyTable::MessageSearch] {
-        dropped += store.drop_partitions_before(table, first_kept(retention.message_days)).await?;
-    }
-    dropped += store.drop_partitions_before(DailyTable::EventLog, first_kept(retention.event_days)).await?;
-    dropped += store.drop_partitions_before(DailyTable::Attempts, first_kept(ATTEMPT_DAYS)).await?;
-    dropped += store.drop_partitions_before(DailyTable::Usage, first_kept(USAGE_DAYS)).await?;
+    dropped += store.drop_partitions_before(DailyTable::Messages, first_kept(retention.message_days)).await?;
     if made > 0 || dropped > 0 {
         tracing::info!(made_count = made, dropped_count = dropped, "partitions changed");
     }

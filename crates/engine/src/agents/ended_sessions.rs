@@ -1,7 +1,7 @@
 //! End of agents' sessions: their deliveries become dead letters, and agents released with deletion are deleted.
 
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::dead_letter::DeadLetterReason};
-use relay_store::DeleteCondition;
+use relay_store::{DeleteCondition, mailboxes::expiry::MAX_DEAD_LETTERED};
 
 use crate::{Engine, EngineError, EngineResult, error::Missing, tick::TickOutcome};
 
@@ -23,8 +23,12 @@ async fn empty_mailboxes(engine: &Engine) -> EngineResult<TickOutcome> {
     let (dead, recorded) =
         engine.store().dead_letter_mailboxes(&orphaned, DeadLetterReason::SessionGone, engine.now()).await?;
     engine.mailboxes().announce_dead_letters(&dead, recorded);
+    // The bound of a step may have left out any of them.
+    let is_cut = dead.len() >= MAX_DEAD_LETTERED;
     let left = |(scope, agent): &(WorkspaceScope, AgentId)| {
-        dead.iter().filter(|letter| letter.scope == *scope && letter.delivery_id.agent == *agent).count() >= PER_MAILBOX
+        is_cut
+            || dead.iter().filter(|letter| letter.scope == *scope && letter.delivery_id.agent == *agent).count()
+                >= PER_MAILBOX
     };
     let (more, empty): (Vec<_>, Vec<_>) = orphaned.iter().copied().partition(left);
     engine.store().mark_orphaned_mailboxes_emptied(&empty).await?;

@@ -26,7 +26,7 @@ use crate::{
         delivery_events::LocatedDelivery,
         settled_floors::{extend_settled_floors, lock_cursors},
     },
-    maintenance::loop_state::{LoopState, lock_state, save_state},
+    maintenance::loop_state::{LoopState, lock_state, read_state, save_state},
 };
 
 /// Longest TTL of a delivery: older partitions hold no row that is still to expire.
@@ -35,6 +35,9 @@ const LONGEST_TTL_DAYS: i64 = 6;
 const KEPT_DAYS: i64 = 9;
 /// Rows of one mailbox that one call dead-letters at most. Bounds the time for which the cursor row stays locked.
 const PER_MAILBOX: i64 = 500;
+/// Rows that one transaction dead-letters at most, in all of its mailboxes: after an outage of the workers a thousand
+/// mailboxes have as many as they hold, which no transaction would finish in time.
+pub const MAX_DEAD_LETTERED: usize = 2000;
 /// Dead letters of one transaction and workspace that are recorded as events. Only a backlog has more.
 const EVENTS_PER_WORKSPACE: usize = 1000;
 /// Rows that one step of the loop reads; more only if that many expire in the same microsecond.
@@ -146,6 +149,7 @@ WITH expired AS MATERIALIZED (
                                WHERE e.workspace_id = d.workspace_id AND e.agent_id = d.agent_id
                                  AND e.seq = d.seq AND e.state <> {DEFERRED})
             ORDER BY d.seq LIMIT $5) AS d
+     LIMIT $8
 ), dead AS (
     INSERT INTO delivery_exceptions AS e (workspace_id, agent_id, seq, state, error, retryable, reason, at)
     SELECT workspace_id, agent_id, seq, 4, $6, false, $7, $3 FROM expired
@@ -186,7 +190,7 @@ SELECT DISTINCT d.workspace_id, d.agent_id
 
 impl Store {
     /// Dead-letters the deliveries of these mailboxes that have expired by `now`, lowest seq first, at most 500 rows a
-    /// mailbox; a mailbox that yields 500 may hold more. Returns the dead letters of this call only: concurrent callers
+    /// mailbox and [`MAX_DEAD_LETTERED`] in all; a mailbox that yields 500, and each of a full call, may hold more. Returns the dead letters of this call only: concurrent callers
     /// never return the same row.
     pub async fn dead_letter_expired(
         &self,
@@ -197,7 +201,7 @@ impl Store {
     }
 
     /// Dead-letters the unsettled deliveries of these mailboxes that the reason covers, lowest seq first, at most 500 rows a
-    /// mailbox. `TtlExpired` covers expired rows, `SessionGone` mailboxes whose agent's session has ended for good, any
+    /// mailbox and [`MAX_DEAD_LETTERED`] in all. `TtlExpired` covers expired rows, `SessionGone` mailboxes whose agent's session has ended for good, any
     /// other reason all rows.
     pub async fn dead_letter_mailboxes(
         &self,
@@ -228,6 +232,17 @@ impl Store {
             .flatten();
         let until = until.and_then(|text| text.parse::<DateTime<Utc>>().ok()).unwrap_or(now);
         Ok((now - until).to_std().unwrap_or_default())
+    }
+
+    /// Returns the first day whose deliveries both passes have not finished; `None` before their first step. Retention must
+    /// not drop it: its rows have no dead letters, and settled floors could not pass them.
+    pub async fn first_unexpired_day(&self) -> StoreResult<Option<NaiveDate>> {
+        let mut passed: Option<DateTime<Utc>> = None;
+        for pass in [ExpiryPass::First, ExpiryPass::Second] {
+            let Some(scanned) = read_state::<ScanPosition>(&self.pool, pass.name()).await? else { return Ok(None) };
+            passed = Some(passed.map_or(scanned.until, |until| until.min(scanned.until)));
+        }
+        Ok(passed.map(oldest_day))
     }
 
     /// Finds non-empty mailboxes of agents that were deleted within the last hour. The process that deleted the agent
@@ -284,8 +299,8 @@ impl Store {
             .map_err(StoreError::from_sqlx(doing))?;
         let (workspaces, agents): (Vec<i64>, Vec<i64>) = mailboxes.into_iter().unzip();
         let dead = dead_letter(&mut tx, &workspaces, &agents, DeadLetterReason::TtlExpired, now).await?;
-        // A mailbox that filled its bound may hold more expired rows: the next step reads the same range again.
-        let unfinished = has_full_mailbox(&dead);
+        // More expired rows may be left: the next step reads the same range again.
+        let unfinished = dead.len() >= MAX_DEAD_LETTERED || has_full_mailbox(&dead);
         if !unfinished {
             save_state(&mut tx, pass.name(), &ScanPosition { until }).await?;
         }
@@ -316,6 +331,7 @@ async fn dead_letter(
         .bind(PER_MAILBOX)
         .bind(reason.default_error())
         .bind(reason.as_str())
+        .bind(i64::try_from(MAX_DEAD_LETTERED).unwrap_or(i64::MAX))
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

@@ -1,5 +1,8 @@
 use chrono::TimeDelta;
-use relay_store::{StoreError, mailboxes::expiry::ExpiryPass};
+use relay_store::{
+    StoreError,
+    mailboxes::expiry::{ExpiryPass, MAX_DEAD_LETTERED},
+};
 
 use crate::fixture::{Database, SENDER};
 
@@ -122,6 +125,28 @@ async fn a_mailbox_with_more_than_one_step_takes_is_finished() {
 }
 
 #[tokio::test]
+async fn a_backlog_of_many_mailboxes_is_dead_lettered_in_bounded_steps() {
+    let db = Database::fresh().await;
+    for agent in 1..=10 {
+        db.agent(agent, &format!("agent-{agent}")).await;
+        db.deliveries(agent, &[-1; 250]).await;
+    }
+    let mut steps = Vec::new();
+    loop {
+        let step = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
+        steps.push(step.dead.len());
+        if !step.more {
+            break;
+        }
+    }
+    assert_eq!(steps.iter().sum::<usize>(), 2500);
+    assert!(steps.iter().all(|dead| *dead <= MAX_DEAD_LETTERED) && steps.len() > 1, "{steps:?}");
+    for agent in 1..=10 {
+        assert_eq!(db.settled_floor(agent).await, 250);
+    }
+}
+
+#[tokio::test]
 async fn a_row_that_became_visible_late_is_found_by_the_second_pass() {
     let db = Database::fresh().await;
     db.agent(ADA, "ada").await;
@@ -149,4 +174,18 @@ async fn two_workers_at_once_dead_letter_a_row_once() {
         db.store.expire_step(ExpiryPass::First, db.now),
     );
     assert_eq!(a.unwrap().0.len() + b.unwrap().0.len() + c.unwrap().dead.len(), 80);
+}
+
+#[tokio::test]
+async fn days_behind_the_slower_pass_are_not_finished() {
+    let db = Database::fresh().await;
+    assert_eq!(db.store.first_unexpired_day().await.unwrap(), None, "nothing is known before the first step");
+    db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
+    assert_eq!(db.store.first_unexpired_day().await.unwrap(), None);
+    db.store.expire_step(ExpiryPass::Second, db.now).await.unwrap();
+    let first = (db.now - TimeDelta::minutes(10) - TimeDelta::days(6)).date_naive();
+    assert_eq!(db.store.first_unexpired_day().await.unwrap(), Some(first));
+    db.run("UPDATE loop_state SET value = '{\"until\": \"2026-01-20T10:00:00Z\"}' WHERE loop = 'expiry'").await;
+    let stuck = db.store.first_unexpired_day().await.unwrap().unwrap();
+    assert_eq!(stuck.to_string(), "2026-01-14", "a delivery of that day may still expire");
 }
