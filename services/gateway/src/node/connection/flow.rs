@@ -179,7 +179,7 @@ impl ConnectionState {
     }
 
     /// Returns whether another delivery may leave.
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         !self.conditions.room.is_empty() && self.pacing.as_ref().is_none_or(Pacing::has_room)
     }
 

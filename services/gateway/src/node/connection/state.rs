@@ -441,7 +441,8 @@ impl ConnectionState {
 
     /// Interval until the next tick; shorter while something waits for it.
     fn tick_interval(&self) -> Duration {
-        let retry = !self.queued.is_empty() && !self.conditions.room.is_empty();
+        // A broker without room for paced frames wakes the task when it confirms some.
+        let retry = !self.queued.is_empty() && self.has_room();
         if retry && !self.conditions.is_trusted {
             return Duration::from_millis(200);
         }

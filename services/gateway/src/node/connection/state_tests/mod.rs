@@ -2,6 +2,8 @@
 
 mod world;
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use relay_domain::mailboxes::stream::Seq;
 
@@ -65,6 +67,19 @@ fn action() -> impl Strategy<Value = Action> {
         2 => prop::bool::weighted(0.7).prop_map(Action::Trust),
         1 => Just(Action::TakenOver),
     ]
+}
+
+#[test]
+fn a_broker_that_confirms_nothing_is_not_polled() {
+    let mut world = World::new(Peer::BrokerWithoutCursors, &[(0, 400), (0, 400)]);
+    world.exhaust_window();
+    assert!(world.time_to_wake() >= Duration::from_secs(1), "{:?}", world.time_to_wake());
+    // Its confirmation goes on with the frames that waited.
+    let sent = |world: &World| world.mailboxes.values().map(|mailbox| mailbox.sent).sum::<Seq>();
+    let before = sent(&world);
+    world.act(Action::Answer { is_restarted: false });
+    world.act(Action::FinishJob(0));
+    assert!(sent(&world) > before);
 }
 
 proptest! {

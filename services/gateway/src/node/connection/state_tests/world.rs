@@ -68,7 +68,7 @@ pub(super) struct Mailbox {
     is_elsewhere: bool,
     pub(super) head: Seq,
     pub(super) ack_floor: Seq,
-    sent: Seq,
+    pub(super) sent: Seq,
     /// Live copies that have not arrived.
     copies: Vec<Seq>,
     pub(super) is_routed: bool,
@@ -430,6 +430,26 @@ impl World {
         let routed = self.mailboxes.iter().filter(|(_, mailbox)| mailbox.is_routed).map(|(agent, _)| *agent);
         let positions = self.read_positions(routed.collect());
         self.step(Input::Event(Event::Positions(positions)));
+    }
+
+    /// Sends until the broker has to confirm frames, which it does not.
+    pub(super) fn exhaust_window(&mut self) {
+        self.room = 500;
+        for _ in 0..40 {
+            self.now += Duration::from_millis(100);
+            while !self.jobs.is_empty() {
+                self.finish_job(0);
+            }
+            while self.questions.first().is_some_and(|name| name != BARRIER_AGENT) {
+                self.answer(false);
+            }
+            self.step(Input::Wake);
+        }
+        assert_eq!(self.unconfirmed, PACING_WINDOW);
+    }
+
+    pub(super) fn time_to_wake(&self) -> Duration {
+        self.state.next_wake().saturating_duration_since(self.now)
     }
 
     /// Lets everything succeed until nothing is left to do.
