@@ -143,13 +143,16 @@ struct DeletedRow {
 
 macro_rules! columns {
     () => {
-        "agent_id, name, type, persona, metadata, capabilities, status, node_id, provider, created_at, last_seen_at,
-         spawned_by, rights,
+        concat!(
+            "agent_id, name, type, persona, metadata, capabilities, status, node_id, provider, created_at, ",
+            $crate::agents::presence::last_seen_at!("agents"),
+            " AS last_seen_at, spawned_by, rights,
          coalesce(CASE WHEN node_id = 'node_direct_' || agent_id
                        THEN coalesce((SELECT n.machine_id FROM nodes n WHERE n.workspace_id = agents.workspace_id
                                          AND n.node_id = agents.node_id), direct_machine_id)
                        ELSE (SELECT n.name FROM nodes n WHERE n.workspace_id = agents.workspace_id
                                 AND n.node_id = agents.node_id) END, 'direct') AS machine"
+        )
     };
 }
 

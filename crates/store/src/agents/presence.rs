@@ -41,6 +41,41 @@ struct ScanPosition {
 
 const SCAN_LOOP: &str = "silent_agents";
 
+/// SQL expression: when the provider that hosts an agent was last heard of; null if it is not connected. An unassigned
+/// agent counts as hosted by every provider of its node. `$agent` names the row of `agents`.
+macro_rules! host_heard_at {
+    ($agent:literal) => {
+        concat!(
+            "(SELECT max(p.last_heartbeat_at) FROM providers p
+               WHERE p.workspace_id = ",
+            $agent,
+            ".workspace_id AND p.node_id = ",
+            $agent,
+            ".node_id AND p.gateway_id IS NOT NULL AND p.provider = coalesce(",
+            $agent,
+            ".provider, p.provider))"
+        )
+    };
+}
+pub(crate) use host_heard_at;
+
+/// SQL expression: when an agent was last heard of, by itself or through its provider. The heartbeats of a provider are
+/// not written to its agents: thousands of rows would change because one connection is alive.
+macro_rules! last_seen_at {
+    ($agent:literal) => {
+        concat!(
+            "greatest(",
+            $agent,
+            ".last_seen_at, CASE WHEN ",
+            $agent,
+            ".status <> 'offline' THEN ",
+            $crate::agents::presence::host_heard_at!($agent),
+            " END)"
+        )
+    };
+}
+pub(crate) use last_seen_at;
+
 /// Sets an agent's status, if its status is `only_from` or that is `None`, and updates its `last_seen_at`. Returns the agent's
 /// name if the status changed.
 pub(crate) async fn set_status(
@@ -162,12 +197,18 @@ impl Store {
             LoopState::Busy => return Ok(SilentAgents::default()),
             LoopState::Locked(position) => position.unwrap_or_default(),
         };
-        // Read without locks: almost all agents were seen recently, and their rows are hot.
-        let present: Vec<(WorkspaceId, AgentId, bool)> = sqlx::query_as(
-            "SELECT workspace_id, agent_id, last_seen_at < relay_now() - make_interval(secs => $4) FROM agents
+        // Read without locks: almost all agents were seen recently, and their rows are hot. The provider is read only for
+        // an agent that was not heard of itself.
+        let present: Vec<(WorkspaceId, AgentId, bool)> = sqlx::query_as(concat!(
+            "SELECT workspace_id, agent_id,
+                    last_seen_at < relay_now() - make_interval(secs => $4)
+                    AND coalesce(",
+            host_heard_at!("agents"),
+            " < relay_now() - make_interval(secs => $4), true)
+               FROM agents
               WHERE deleted_at IS NULL AND status <> 'offline' AND (workspace_id, agent_id) > ($1, $2)
-              ORDER BY workspace_id, agent_id LIMIT $3",
-        )
+              ORDER BY workspace_id, agent_id LIMIT $3"
+        ))
         .bind(from.workspace_id)
         .bind(from.agent_id)
         .bind(page)
@@ -190,19 +231,22 @@ impl Store {
         if !agents.is_empty() {
             // The silence is checked again on the locked row, because an agent may have called since. A row that another
             // transaction holds is skipped until the next pass, so that this step neither waits nor deadlocks.
-            marked = sqlx::query_as(
+            marked = sqlx::query_as(concat!(
                 "WITH silent AS (
                     SELECT a.workspace_id, a.agent_id
                       FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
                       JOIN agents a USING (workspace_id, agent_id)
                      WHERE a.deleted_at IS NULL AND a.status <> 'offline'
                        AND a.last_seen_at < relay_now() - make_interval(secs => $3)
+                       AND coalesce(",
+                host_heard_at!("a"),
+                " < relay_now() - make_interval(secs => $3), true)
                      ORDER BY a.workspace_id, a.agent_id FOR UPDATE OF a SKIP LOCKED
                  )
                  UPDATE agents a SET status = 'offline' FROM silent
                   WHERE a.workspace_id = silent.workspace_id AND a.agent_id = silent.agent_id
-                 RETURNING a.workspace_id, a.agent_id, a.name",
-            )
+                 RETURNING a.workspace_id, a.agent_id, a.name"
+            ))
             .bind(workspaces)
             .bind(agents)
             .bind(ttl.as_secs_f64())

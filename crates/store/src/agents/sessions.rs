@@ -17,6 +17,7 @@ use crate::{
         new_invocation::{Handler, NewInvocation},
         outcomes::{OutcomeBatch, OutcomeRecording, deliver_outcomes},
     },
+    agents::presence::last_seen_at,
     events::Event,
     nodes::{assignment::is_not_running, fence::Fence},
 };
@@ -39,11 +40,13 @@ impl Store {
     /// Returns the node that last ran a session.
     pub async fn session_origin(&self, scope: WorkspaceScope, session_ref: &str) -> StoreResult<Option<NodeId>> {
         // A session that moved is known for several agents; the one seen last has run it last.
-        sqlx::query_scalar(
+        sqlx::query_scalar(concat!(
             "SELECT session_node_id FROM agents
               WHERE workspace_id = $1 AND session_ref = $2 AND session_node_id IS NOT NULL AND deleted_at IS NULL
-              ORDER BY last_seen_at DESC LIMIT 1",
-        )
+              ORDER BY ",
+            last_seen_at!("agents"),
+            " DESC LIMIT 1"
+        ))
         .bind(scope.workspace_id())
         .bind(session_ref)
         .fetch_optional(&self.pool)

@@ -74,13 +74,14 @@ impl Store {
                     AND p.provider = b.provider AND p.epoch = b.epoch
               RETURNING p.workspace_id, p.node_id, p.provider
              ), hosted AS (
-             -- The heartbeat counts as activity of the hosted agents, which may never call themselves. Rows seen
-             -- within 30 seconds are skipped: most heartbeats then write no agent row.
+             -- The heartbeat counts as activity of the hosted agents, which may never call themselves. Readers derive that
+             -- from the provider; processes of the version before read this column, and mark an agent offline that was not
+             -- seen for 300 seconds.
              UPDATE agents a SET last_seen_at = relay_now()
                FROM recorded h
               WHERE a.workspace_id = h.workspace_id AND a.node_id = h.node_id AND a.deleted_at IS NULL
                 AND (a.provider IS NULL OR a.provider = h.provider) AND a.status <> 'offline'
-                AND a.last_seen_at < relay_now() - interval '30 seconds'
+                AND a.last_seen_at < relay_now() - interval '200 seconds'
              )
              SELECT ord FROM before",
         )

@@ -4,7 +4,7 @@ use chrono::{DateTime, NaiveDate, Utc};
 use const_format::formatcp;
 use relay_domain::{AgentId, WorkspaceScope};
 
-use crate::{Store, StoreError, StoreResult, codes::CHANNEL};
+use crate::{Store, StoreError, StoreResult, agents::presence::last_seen_at, codes::CHANNEL};
 
 /// Totals of a workspace over a range of days.
 #[derive(Debug, Clone, Default, sqlx::FromRow)]
@@ -88,10 +88,11 @@ impl Store {
         sqlx::query_as(formatcp!(
             "SELECT (SELECT count(*) FROM agents WHERE workspace_id = $1 AND deleted_at IS NULL) AS agents,
                     (SELECT count(*) FROM agents WHERE workspace_id = $1 AND deleted_at IS NULL
-                        AND status <> 'offline' AND last_seen_at >= $2) AS online,
+                        AND status <> 'offline' AND {} >= $2) AS online,
                     (SELECT count(*) FROM channels WHERE workspace_id = $1 AND type = {CHANNEL} AND archived_at IS NULL)
                         AS channels,
-                    coalesce((SELECT indexed_count FROM search_progress WHERE workspace_id = $1), 0) AS messages"
+                    coalesce((SELECT indexed_count FROM search_progress WHERE workspace_id = $1), 0) AS messages",
+            last_seen_at!("agents")
         ))
         .bind(scope.workspace_id())
         .bind(live_since)

@@ -104,3 +104,43 @@ async fn what_an_agent_called_before_its_node_ended_it_does_not_bring_it_back() 
     assert_eq!(offline().await, 5);
     assert_eq!(told(&db.store.record_agents_seen(&seen(after), after).await.unwrap()).len(), 5, "a later one does");
 }
+
+#[tokio::test]
+async fn a_hosted_agent_lives_as_long_as_its_provider_sends_heartbeats() {
+    let db = Database::fresh().await;
+    for agent in 1..=4 {
+        db.agent(agent, &format!("agent-{agent}")).await;
+    }
+    // Agent 2 is on another provider, 3 on any of the node, and 4 on none.
+    db.run(
+        "INSERT INTO providers (workspace_id, node_id, provider, instance_id, epoch, gateway_id, registered_at,
+                                last_heartbeat_at)
+         VALUES (7, 'n', 'alive', 'i', 1, 5, now(), now()),
+                (7, 'n', 'silent', 'i', 1, 5, now(), now() - interval '6 minutes'),
+                (7, 'n', 'gone', 'i', 1, NULL, now(), now());
+         UPDATE agents SET last_seen_at = now() - interval '6 minutes';
+         UPDATE agents SET node_id = 'n', provider = 'alive' WHERE agent_id = 1;
+         UPDATE agents SET node_id = 'n', provider = 'silent' WHERE agent_id = 2;
+         UPDATE agents SET node_id = 'n' WHERE agent_id = 3;
+         UPDATE agents SET status = 'offline' WHERE agent_id = 99",
+    )
+    .await;
+    let live_since = db.now - TimeDelta::minutes(5);
+    let scope = Database::mailbox(1).0;
+    assert_eq!(db.store.workspace_counts(scope, live_since).await.unwrap().online, 2);
+    let marked = db.store.mark_silent_agents(TTL, 100, db.now).await.unwrap();
+    assert_eq!(told(&marked.recorded), [("agent.status.offline", 2), ("agent.status.offline", 4)]);
+    let seen = |agent: i64| {
+        let (scope, agent) = Database::mailbox(agent);
+        let store = &db.store;
+        async move { store.agent(scope, agent).await.unwrap().unwrap().last_seen_at }
+    };
+    assert!(seen(1).await >= db.now && seen(3).await >= db.now, "the heartbeat counts");
+    assert!(seen(2).await < live_since && seen(4).await < live_since);
+
+    // The provider is lost: nothing is heard of the agents any more.
+    db.run("UPDATE providers SET gateway_id = NULL WHERE provider = 'alive'").await;
+    assert!(seen(1).await < live_since);
+    let marked = db.store.mark_silent_agents(TTL, 100, db.now).await.unwrap();
+    assert_eq!(told(&marked.recorded), [("agent.status.offline", 1), ("agent.status.offline", 3)]);
+}
