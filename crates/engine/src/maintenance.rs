@@ -45,6 +45,10 @@ const PRUNED_AT_ONCE: i64 = 1000;
 const IDEMPOTENCY_KEYS_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// A batch with an unknown commit outcome is submitted again within seconds; 15 minutes are ample.
 const PUBLISHED_BATCHES_KEPT: Duration = Duration::from_secs(15 * 60);
+/// Records of the change feed. A reader whose last read is older compares everything instead.
+pub const CHANGES_KEPT: Duration = Duration::from_secs(10 * 60);
+/// A record is small and has one index: ten times as many as other rows cost as much.
+const CHANGES_PRUNED_AT_ONCE: i64 = 10_000;
 /// Session events are for debugging of recent sessions.
 const SESSION_EVENTS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// A deleted file is reported as deleted for this long.
@@ -90,7 +94,6 @@ pub async fn maintain_partitions(engine: &Engine, retention: Retention) -> Engin
     if let (Some(unfolded), Some(unexpired)) = (store.first_unfolded_day().await?, store.first_unexpired_day().await?) {
         let first_kept = first_kept(retention.delivery_days).min(unfolded).min(unexpired);
         for table in [DailyTable::Deliveries, DailyTable::AckLog] {
-            let first_kept = first_kept(retention.delivery_days).min(unfolded);
             dropped += store.drop_partitions_before(table, first_kept).await?;
         }
     }
@@ -112,6 +115,7 @@ pub async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<T
     let store = engine.store();
     let keys = store.prune_idempotency_keys(IDEMPOTENCY_KEYS_KEPT, PRUNED_AT_ONCE).await?;
     let batches = store.prune_outbox(PUBLISHED_BATCHES_KEPT, PRUNED_AT_ONCE).await?;
+    let changes = store.prune_changes(CHANGES_KEPT, CHANGES_PRUNED_AT_ONCE).await?;
     let workers = store.prune_worker_ids(WORKER_IDS_KEPT).await?;
     let this_minute = engine.now().timestamp().div_euclid(WINDOW_SECONDS);
     let budgets = store.prune_rate_limits(this_minute - MINUTES_KEPT, PRUNED_AT_ONCE).await?;
@@ -146,6 +150,12 @@ pub async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<T
         edits,
         renewed,
     ];
-    let more = more_sealed || messages.more || done.iter().any(|done| *done >= PRUNED_AT_ONCE.unsigned_abs());
-    Ok(TickOutcome { worked: workers + sealed + messages.removed + done.iter().sum::<u64>(), more, lag: None })
+    let more_changes = changes >= CHANGES_PRUNED_AT_ONCE.unsigned_abs();
+    let more =
+        more_sealed || more_changes || messages.more || done.iter().any(|done| *done >= PRUNED_AT_ONCE.unsigned_abs());
+    Ok(TickOutcome {
+        worked: workers + sealed + messages.removed + changes + done.iter().sum::<u64>(),
+        more,
+        lag: None,
+    })
 }

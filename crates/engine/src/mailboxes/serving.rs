@@ -8,6 +8,7 @@ use relay_domain::{
     mailboxes::{ContentBudget, StoredDelivery, delivery::Settlement, stream::Seq},
 };
 pub use relay_store::{
+    mailboxes::changes::{FeedPosition, FeedRead, MailboxChange},
     mailboxes::cursors::{CursorMove, LocatedAgent, MailboxPosition},
     nodes::{
         fence::Fence,
@@ -24,6 +25,7 @@ use tokio::sync::watch;
 
 use super::Mailboxes;
 use crate::EngineResult;
+pub use crate::maintenance::CHANGES_KEPT;
 
 /// Older rows have expired, whatever their workspace's TTL (six days at most), so replay need not read their
 /// partitions.
@@ -88,6 +90,16 @@ impl Mailboxes {
     /// Returns the positions of these mailboxes; deleted agents are left out.
     pub async fn positions(&self, of: &[(WorkspaceScope, AgentId)]) -> EngineResult<Vec<MailboxPosition>> {
         Ok(self.core.store.positions(of).await?)
+    }
+
+    /// Returns the current end of the change feed.
+    pub async fn feed_position(&self) -> EngineResult<FeedPosition> {
+        Ok(self.core.store.feed_position().await?)
+    }
+
+    /// Reads what has changed since `position`, which must be younger than [`CHANGES_KEPT`].
+    pub async fn changes_since(&self, position: &FeedPosition) -> EngineResult<FeedRead> {
+        Ok(self.core.store.mailbox_changes_since(position).await?)
     }
 
     /// Reads missing rows for many mailboxes of one workspace, at most [`relay_store::mailboxes::replay::PAGE`] rows

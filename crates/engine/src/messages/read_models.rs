@@ -41,7 +41,7 @@ async fn index_step(engine: &Engine, which: IndexedWorkspaces, pause_steps: u32)
 
 /// Moves last-read pointers up to the ack floors.
 pub async fn move_read_pointers(engine: &Engine) -> EngineResult<TickOutcome> {
-    let done = engine.store().fold_read_pointers(MAILBOXES_AT_ONCE).await?;
+    let done = engine.store().fold_read_pointers(MAILBOXES_AT_ONCE, engine.now()).await?;
     Ok(TickOutcome { worked: done.worked, more: done.more, lag: None })
 }
 

@@ -4,6 +4,7 @@
 //! Called by `relay_engine`: its mailbox handle, connection serving, http_push and the worker loops.
 
 pub mod attempts;
+pub mod changes;
 pub mod claims;
 pub mod cursors;
 pub mod dead_letters;

@@ -1,23 +1,35 @@
 //! Folds reads that are implied by ack floors into the tables of explicit reads. The worker calls both loops.
 //!
 //! [`Store::fold_read_pointers`] runs continuously and raises the last-read pointers of members to the ack
-//! floors, so that inboxes count from a pointer. [`Store::fold_receipts`] writes receipts for a day of
+//! floors, so that inboxes count from a pointer. It reads the mailboxes that were acked from the change feed; a walk of all
+//! mailboxes, once an hour and after a long pause, finds what the feed lost. [`Store::fold_receipts`] writes receipts for a day of
 //! deliveries before retention drops the day. Both are idempotent: folding twice changes nothing.
 
-use chrono::NaiveDate;
+use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use const_format::formatcp;
 use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
+    mailboxes::changes::{FeedPosition, acked_since, current_position},
     maintenance::loop_state::{LoopState, lock_state, read_state, save_state},
 };
 
-const POINTERS: &str = "read_pointers";
+/// Not the name of the version before, whose state is a position of a walk without an end.
+const POINTERS: &str = "read_pointers_feed";
 const RECEIPTS: &str = "read_receipts";
 /// Deliveries of one mailbox that one step folds; bounds the transaction when a mailbox has a long backlog.
 const PER_MAILBOX: i64 = 2000;
+/// Mailboxes of one statement.
+const MAILBOXES_PER_STATEMENT: usize = 1000;
+/// Repetitions of a statement for mailboxes with a long backlog; the next walk goes on.
+const REPETITIONS: usize = 50;
+/// The feed keeps records for twice as long.
+const OLDEST_POSITION: TimeDelta = TimeDelta::minutes(5);
+/// Interval between walks.
+const WALK_INTERVAL: TimeDelta = TimeDelta::hours(1);
 
 /// Progress of one step of either loop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,7 +40,17 @@ pub struct FoldStep {
     pub more: bool,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+/// State of the loop of pointers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct PointerState {
+    position: FeedPosition,
+    read_at: DateTime<Utc>,
+    walked_at: DateTime<Utc>,
+    /// Last mailbox of a walk that is not complete.
+    walk: Option<ScanPosition>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 struct ScanPosition {
     workspace_id: i64,
     agent_id: i64,
@@ -44,15 +66,23 @@ struct ReceiptPosition {
     seq: i64,
 }
 
-// Mailboxes in key order after the position, with their folded seq and ack floor. No lock is needed: the floor
-// only rises, so a stale read folds less, never too much.
-const MOVED: &str = "
+// Mailboxes in key order after the position. No lock is needed: the floor only rises, so a stale read folds less, never too
+// much.
+const WALKED: &str = "
 SELECT page.workspace_id, page.agent_id, coalesce(r.folded_seq, 0), page.ack_floor
   FROM (SELECT workspace_id, agent_id, ack_floor FROM mailbox_cursors
          WHERE (workspace_id, agent_id) > ($1, $2)
          ORDER BY workspace_id, agent_id LIMIT $3) AS page
   LEFT JOIN mailbox_reads r USING (workspace_id, agent_id)
  ORDER BY page.workspace_id, page.agent_id";
+
+const ACKED: &str = "
+SELECT k.workspace_id, k.agent_id, coalesce(r.folded_seq, 0), c.ack_floor
+  FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+  JOIN mailbox_cursors c USING (workspace_id, agent_id)
+  LEFT JOIN mailbox_reads r USING (workspace_id, agent_id)
+ WHERE c.ack_floor > coalesce(r.folded_seq, 0)
+ ORDER BY k.workspace_id, k.agent_id";
 
 // Points each member at the newest read message of each channel among the next deliveries of each mailbox. A
 // mailbox with fewer than $5 deliveries left is folded up to its floor. Member rows are locked in key order, as
@@ -135,47 +165,42 @@ SELECT workspace_id, agent_id, seq FROM page ORDER BY workspace_id, agent_id, se
 );
 
 impl Store {
-    /// Raises the last-read pointers of the agents of the next `page` mailboxes to their ack floors.
-    pub async fn fold_read_pointers(&self, page: i64) -> StoreResult<FoldStep> {
+    /// Raises the last-read pointers of agents to their ack floors: of all that acked since the last step, and, while a
+    /// walk is under way, of the next `page` mailboxes. A walk ends the step, so that it takes one page per period.
+    pub async fn fold_read_pointers(&self, page: i64, at: DateTime<Utc>) -> StoreResult<FoldStep> {
         let doing = "folding read pointers";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let from = match lock_state::<ScanPosition>(&mut tx, POINTERS).await? {
+        let known = match lock_state::<PointerState>(&mut tx, POINTERS).await? {
             LoopState::Busy => return Ok(FoldStep::default()),
-            LoopState::Locked(position) => position.unwrap_or_default(),
+            LoopState::Locked(state) => state.filter(|state| at - state.read_at < OLDEST_POSITION),
         };
-        let rows: Vec<(i64, i64, i64, i64)> = sqlx::query_as(MOVED)
-            .bind(from.workspace_id)
-            .bind(from.agent_id)
-            .bind(page)
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
-        // A page that is not full ends the scan; the next step starts over.
-        let full = rows.len() as i64 == page;
-        let next = rows.last().filter(|_| full).map(|row| ScanPosition { workspace_id: row.0, agent_id: row.1 });
-        let (mut workspaces, mut agents, mut folded, mut floors) = (vec![], vec![], vec![], vec![]);
-        for (workspace, agent, from, floor) in rows.into_iter().filter(|row| row.3 > row.2) {
-            workspaces.push(workspace);
-            agents.push(agent);
-            folded.push(from);
-            floors.push(floor);
+        let mut worked = 0;
+        let mut walk = known.as_ref().and_then(|state| state.walk);
+        let is_due = known.as_ref().is_none_or(|state| state.walk.is_none() && at - state.walked_at >= WALK_INTERVAL);
+        let (position, is_complete) = match &known {
+            Some(state) => {
+                let acked = acked_since(&mut tx, &state.position).await?;
+                let mailboxes: Vec<_> = acked.mailboxes.into_iter().collect();
+                for keys in mailboxes.chunks(MAILBOXES_PER_STATEMENT) {
+                    worked += fold_acked(&mut tx, keys).await?;
+                }
+                (acked.position, acked.is_complete)
+            }
+            None => (current_position(&mut tx).await?, false),
+        };
+        let starts = is_due || !is_complete;
+        if starts {
+            walk = Some(ScanPosition::default());
         }
-        let mut done = FoldStep { worked: 0, more: full };
-        if !agents.is_empty() {
-            let (deliveries, left): (i64, bool) = sqlx::query_as(POINT)
-                .bind(workspaces)
-                .bind(agents)
-                .bind(folded)
-                .bind(floors)
-                .bind(PER_MAILBOX)
-                .fetch_one(&mut *tx)
-                .await
-                .map_err(StoreError::from_sqlx(doing))?;
-            done = FoldStep { worked: deliveries.unsigned_abs(), more: full || left };
+        if let Some(from) = walk {
+            let (deliveries, next) = walk_page(&mut tx, from, page).await?;
+            worked += deliveries;
+            walk = next;
         }
-        save_state(&mut tx, POINTERS, &next.unwrap_or_default()).await?;
+        let walked_at = known.filter(|_| !starts).map_or(at, |state| state.walked_at);
+        save_state(&mut tx, POINTERS, &PointerState { position, read_at: at, walked_at, walk }).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(done)
+        Ok(FoldStep { worked, more: false })
     }
 
     /// Writes receipts for the next `page` acked deliveries of the days before `first_unfolded`, oldest day
@@ -230,4 +255,57 @@ impl Store {
         let position: Option<ReceiptPosition> = read_state(&self.pool, RECEIPTS).await?;
         Ok(position.map(|position| position.day))
     }
+}
+
+type MailboxFloors = (i64, i64, i64, i64);
+
+/// Folds the next `page` mailboxes of a walk. Returns the deliveries read, and the position if the walk goes on.
+async fn walk_page(tx: &mut PgConnection, from: ScanPosition, page: i64) -> StoreResult<(u64, Option<ScanPosition>)> {
+    let rows: Vec<MailboxFloors> = sqlx::query_as(WALKED)
+        .bind(from.workspace_id)
+        .bind(from.agent_id)
+        .bind(page)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx("walking mailboxes"))?;
+    let last = rows.last().map(|row| ScanPosition { workspace_id: row.0, agent_id: row.1 });
+    let behind: Vec<_> = rows.iter().filter(|row| row.3 > row.2).map(|row| (row.0, row.1)).collect();
+    let mut worked = 0;
+    for keys in behind.chunks(MAILBOXES_PER_STATEMENT) {
+        worked += fold_acked(tx, keys).await?;
+    }
+    let is_full = i64::try_from(rows.len()).is_ok_and(|read| read >= page);
+    Ok((worked, last.filter(|_| is_full)))
+}
+
+/// Folds the acks of these mailboxes. Returns the deliveries read.
+async fn fold_acked(tx: &mut PgConnection, keys: &[(i64, i64)]) -> StoreResult<u64> {
+    let doing = "folding acked deliveries";
+    let (workspaces, agents): (Vec<i64>, Vec<i64>) = keys.iter().copied().unzip();
+    let mut worked = 0;
+    for _ in 0..REPETITIONS {
+        let rows: Vec<MailboxFloors> = sqlx::query_as(ACKED)
+            .bind(&workspaces)
+            .bind(&agents)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        if rows.is_empty() {
+            break;
+        }
+        let (deliveries, is_left): (i64, bool) = sqlx::query_as(POINT)
+            .bind(rows.iter().map(|row| row.0).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.1).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.2).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.3).collect::<Vec<_>>())
+            .bind(PER_MAILBOX)
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        worked += deliveries.unsigned_abs();
+        if !is_left {
+            break;
+        }
+    }
+    Ok(worked)
 }

@@ -77,6 +77,18 @@ impl Database {
         found.into_iter().map(|(row, _)| row.message_id.get()).collect()
     }
 
+    /// The record that a flush writes with an ack floor.
+    async fn acked(&self, agent: i64, floor: i64) {
+        self.run(&format!(
+            "INSERT INTO ack_log (workspace_id, agent_id, acked_at, created_on, ack_floor)
+             VALUES (7, {agent}, '{at}', '{day}', {floor})
+             ON CONFLICT (workspace_id, agent_id, acked_at, created_on) DO UPDATE SET ack_floor = excluded.ack_floor",
+            at = self.now,
+            day = self.now.date_naive(),
+        ))
+        .await;
+    }
+
     async fn indexed(&self) -> i64 {
         self.number("SELECT count(*) FROM message_search").await
     }
@@ -98,8 +110,8 @@ async fn what_is_acknowledged_is_read_before_and_after_it_is_folded() {
     assert_eq!((db.pointer(ADA).await, db.pointer(BOB).await), (None, None));
     assert_eq!(db.readers_of(db.message(3)).await, ["ada"]);
 
-    assert_eq!(db.store.fold_read_pointers(100).await.unwrap().worked, 6);
-    assert_eq!(db.store.fold_read_pointers(100).await.unwrap().worked, 0, "once");
+    assert_eq!(db.store.fold_read_pointers(100, db.now).await.unwrap().worked, 6);
+    assert_eq!(db.store.fold_read_pointers(100, db.now).await.unwrap().worked, 0, "once");
     assert_eq!((db.pointer(ADA).await, db.pointer(BOB).await), (ada, bob));
     assert_eq!((db.read_position("ada").await, db.read_position("bob").await), (ada, bob));
     assert_eq!(db.readers_of(db.message(3)).await, ["ada"], "and nobody twice");
@@ -107,7 +119,7 @@ async fn what_is_acknowledged_is_read_before_and_after_it_is_folded() {
     // A pointer that an explicit read has moved further stays there.
     db.run(&format!("UPDATE channel_members SET last_read_id = {} WHERE agent_id = 1", db.message(5))).await;
     db.ack_floor(ADA, 4).await;
-    db.store.fold_read_pointers(100).await.unwrap();
+    db.store.fold_read_pointers(100, db.now).await.unwrap();
     assert_eq!(db.pointer(ADA).await, Some(db.message(5)));
 }
 
@@ -119,13 +131,44 @@ async fn pages_of_mailboxes_are_all_folded() {
         db.ack_floor(agent, 2).await;
     }
     db.in_channel().await;
-    // Ada, bob and the sender: pages of one, and a last one that is empty.
-    let mut steps = 0;
-    while db.store.fold_read_pointers(1).await.unwrap().more {
-        steps += 1;
-        assert!(steps < 10);
+    // The first walk: ada, bob and the sender in pages of one, a page a step.
+    for _ in 0..3 {
+        db.store.fold_read_pointers(1, db.now).await.unwrap();
     }
     assert_eq!((db.pointer(ADA).await, db.pointer(BOB).await), (Some(db.message(2)), Some(db.message(2))));
+}
+
+#[tokio::test]
+async fn only_acked_mailboxes_are_folded_between_walks() {
+    let db = Database::room().await;
+    db.deliveries(ADA, &[60; 3]).await;
+    db.deliveries(BOB, &[60; 3]).await;
+    db.in_channel().await;
+    db.store.fold_read_pointers(100, db.now).await.unwrap();
+
+    // Without a record, as if the feed had lost it.
+    db.ack_floor(BOB, 1).await;
+    db.ack_floor(ADA, 1).await;
+    db.acked(ADA, 1).await;
+    assert_eq!(db.store.fold_read_pointers(100, db.now).await.unwrap().worked, 1);
+    assert_eq!((db.pointer(ADA).await, db.pointer(BOB).await), (Some(db.message(1)), None));
+    // A later ack within the same second.
+    db.ack_floor(ADA, 2).await;
+    db.acked(ADA, 2).await;
+    db.store.fold_read_pointers(100, db.now).await.unwrap();
+    assert_eq!((db.pointer(ADA).await, db.pointer(BOB).await), (Some(db.message(2)), None));
+
+    // A worker that was down for longer than the feed is kept walks all mailboxes.
+    db.store.fold_read_pointers(100, db.now + TimeDelta::minutes(6)).await.unwrap();
+    assert_eq!(db.pointer(BOB).await, Some(db.message(1)));
+    // So does one that has not done so for an hour.
+    db.ack_floor(BOB, 2).await;
+    for minutes in (10..=62).step_by(4) {
+        assert_eq!(db.pointer(BOB).await, Some(db.message(1)));
+        db.store.fold_read_pointers(100, db.now + TimeDelta::minutes(minutes)).await.unwrap();
+    }
+    db.store.fold_read_pointers(100, db.now + TimeDelta::minutes(66)).await.unwrap();
+    assert_eq!(db.pointer(BOB).await, Some(db.message(2)));
 }
 
 #[tokio::test]

@@ -85,6 +85,11 @@ const NOUNS: [Noun; 16] = [
         tables: &[
             ("mailbox_heads", "Next seq of each mailbox. Its row lock serialises sends to one agent."),
             ("mailbox_cursors", "Sent seq, ack floor and settled floor of each mailbox."),
+            (
+                "mailbox_changes",
+                "Change feed: mailboxes that got deliveries, agents and providers that moved. Kept ten minutes.",
+            ),
+            ("ack_changes", "Change feed: mailboxes that were acked. Kept ten minutes."),
             ("deliveries", "One row per message and recipient, written once. Partitioned by day."),
             ("delivery_exceptions", "Settlements: deliveries whose state departs from the floors."),
             ("delivery_claims", "Deliveries leased to consumers on poll nodes."),

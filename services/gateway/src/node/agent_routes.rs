@@ -39,6 +39,9 @@ impl Registry {
         if maps.agents.insert((fence.scope, agent), served).is_none() {
             metrics::gauge!(metric_names::CONNECTED_AGENTS).increment(1);
         }
+        drop(maps);
+        // A delivery may have been committed between the read of the agent's position and now.
+        self.check_mailboxes_later([(fence.scope, agent)]);
     }
 
     /// Returns the connection that serves an agent, and its node.

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     notices::{MissedWindow, Notice},
     relist_pause::RelistPause,
-    silence_checks::MAILBOXES_PER_QUERY,
+    silence_checks::{MAILBOXES_PER_QUERY, Unchecked},
 };
 
 /// Least time between two checks of all mailboxes, and two of all bindings, after messages were lost.
@@ -132,6 +132,8 @@ pub struct Registry {
     /// Mailboxes that hints have named and that are not compared yet; at most those that this gateway serves.
     hinted: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
     hinted_notify: Arc<Notify>,
+    /// Compared by the next silence check whether or not the change feed names them.
+    pub(super) unchecked: Arc<Mutex<Unchecked>>,
     /// Workspaces that are said to be deleted and have connections here.
     pub(super) ended: Arc<Mutex<HashSet<WorkspaceScope>>>,
     pub(super) ended_notify: Arc<Notify>,
@@ -148,6 +150,7 @@ impl Default for Registry {
             ids: Arc::default(),
             hinted: Arc::default(),
             hinted_notify: Arc::default(),
+            unchecked: Arc::default(),
             ended: Arc::default(),
             ended_notify: Arc::default(),
             invocation_notify: Arc::default(),
@@ -210,6 +213,8 @@ impl Registry {
             peer.bound_at = Instant::now();
             peer.resent_invocations = false;
         }
+        // An agent may have moved to the node between the first list of its agents and now.
+        self.check_node_later(fence.scope, &fence.node_id);
         // Invocations may be waiting for it.
         self.invocation_notify.notify_one();
     }

@@ -1,33 +1,70 @@
 //! Silence check: compares the positions of streams and the locations of agents with storage. Live copies and hints are
 //! at-most-once, so silence proves nothing.
+//!
+//! The change feed names the mailboxes and nodes that have changed since the last check, and only those are compared
+//! (ADR 0052). [`Unchecked`] holds what a check may have missed: routes that were set since, and comparisons that failed.
+//! Everything is compared at the start, after a recovery, and every few minutes as a safety net.
 
-use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{MutexGuard, PoisonError, atomic::Ordering},
+    time::Duration,
+};
 
-use relay_domain::{AgentId, GatewayId, WorkspaceScope};
-use relay_engine::{Engine, mailboxes::serving::MailboxPosition};
+use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope, nodes::DIRECT_ID_PREFIX};
+use relay_engine::{
+    Engine,
+    mailboxes::serving::{CHANGES_KEPT, FeedPosition, FeedRead, MailboxChange, MailboxPosition},
+};
 use tokio::time::Instant;
 
-use super::registry::{Event, FULL_CHECK_PAUSE, Handle, Registry};
+use super::registry::{AgentRoute, Event, FULL_CHECK_PAUSE, Handle, Maps, Registry};
 
-/// Interval at which every stream is compared with its mailbox; shorter while NATS is unavailable.
+/// Interval at which the change feed is read; shorter while NATS is unavailable.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 const SILENCE_CHECK_INTERVAL_WITHOUT_NATS: Duration = Duration::from_millis(500);
-/// Silence checks per comparison of the nodes' agents.
-const RELIST_ROUNDS: u32 = 4;
+/// Interval at which every mailbox and node is compared, whatever the change feed says.
+const FULL_COMPARISON_INTERVAL: Duration = Duration::from_secs(180);
+/// Silence checks per comparison of the connections with their providers.
+const TAKEOVER_ROUNDS: u32 = 4;
 /// Mailboxes per query.
 pub(super) const MAILBOXES_PER_QUERY: usize = 1000;
 
+/// Mailboxes and nodes that the next silence check compares.
+#[derive(Debug, Default)]
+pub(super) struct Unchecked {
+    mailboxes: HashSet<(WorkspaceScope, AgentId)>,
+    nodes: HashSet<(WorkspaceScope, NodeId)>,
+}
+
+/// Position of this gateway in the change feed.
+#[derive(Debug, Default)]
+struct FeedReader {
+    position: Option<FeedPosition>,
+    read_at: Option<Instant>,
+    compared_all_at: Option<Instant>,
+}
+
+impl FeedReader {
+    /// Returns whether the feed is to be read from the position. Otherwise everything is compared.
+    fn is_current(&self, now: Instant) -> bool {
+        // Half of the retention, since the clocks of processes and the pruning have their own pace.
+        self.read_at.is_some_and(|at| now - at < CHANGES_KEPT / 2)
+            && self.compared_all_at.is_some_and(|at| now - at < FULL_COMPARISON_INTERVAL)
+    }
+}
+
 impl Registry {
-    /// Compares streams with mailboxes periodically.
+    /// Compares what has changed periodically.
     pub(super) async fn run_silence_checks(&self, engine: &Engine, gateway: GatewayId) {
         let mut link = engine.mailboxes().watch_link();
+        let mut feed = FeedReader::default();
         let mut round = 0_u32;
         loop {
             let up = link.borrow_and_update().is_up;
             let checked_at = Instant::now();
-            self.compare_all_mailboxes(engine).await;
-            if round.is_multiple_of(RELIST_ROUNDS) {
-                self.compare_nodes(engine).await;
+            self.check_changes(engine, &mut feed).await;
+            if round.is_multiple_of(TAKEOVER_ROUNDS) {
                 let asked = Instant::now();
                 // Finds take-overs whose hint was lost.
                 match engine.processes().held_connections(gateway).await {
@@ -51,6 +88,32 @@ impl Registry {
         }
     }
 
+    async fn check_changes(&self, engine: &Engine, feed: &mut FeedReader) {
+        let now = Instant::now();
+        let read = match feed.position.as_ref().filter(|_| feed.is_current(now)) {
+            Some(position) => engine.mailboxes().changes_since(position).await,
+            None => engine.mailboxes().feed_position().await.map(|position| FeedRead::Everything { position }),
+        };
+        match read {
+            Ok(FeedRead::Changes { changes, position }) => {
+                (feed.position, feed.read_at) = (Some(position), Some(now));
+                self.apply_changes(&changes);
+                self.compare_unchecked(engine).await;
+            }
+            // The position was read first, so what commits meanwhile is read next time.
+            Ok(FeedRead::Everything { position }) => {
+                *feed = FeedReader { position: Some(position), read_at: Some(now), compared_all_at: Some(now) };
+                self.compare_all_mailboxes(engine).await;
+                let nodes: Vec<_> = self.maps().nodes.keys().cloned().collect();
+                self.compare_nodes(engine, &nodes).await;
+            }
+            // The next read covers this one's time too.
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "change feed not read, retrying");
+            }
+        }
+    }
+
     pub(super) async fn compare_all_mailboxes(&self, engine: &Engine) {
         let keys: Vec<_> = self.maps().agents.keys().copied().collect();
         for slice in keys.chunks(MAILBOXES_PER_QUERY) {
@@ -58,27 +121,83 @@ impl Registry {
         }
     }
 
+    async fn compare_unchecked(&self, engine: &Engine) {
+        let Unchecked { mailboxes, nodes } = std::mem::take(&mut *self.unchecked());
+        let mailboxes: Vec<_> = mailboxes.into_iter().collect();
+        for slice in mailboxes.chunks(MAILBOXES_PER_QUERY) {
+            self.compare_mailboxes(engine, slice).await;
+        }
+        let nodes: Vec<_> = nodes.into_iter().collect();
+        self.compare_nodes(engine, &nodes).await;
+    }
+
+    /// Adds the mailboxes that are behind to the unchecked ones, and has connections list their agents that came.
+    fn apply_changes(&self, changes: &[MailboxChange]) {
+        let maps = self.maps();
+        let mut behind = Vec::new();
+        let mut listing: HashMap<u64, (WorkspaceScope, &NodeId)> = HashMap::new();
+        for change in changes {
+            match change {
+                MailboxChange::Written(mailboxes) => {
+                    let is_behind = |served: &AgentRoute, next| served.next.load(Ordering::Relaxed) < next;
+                    let keys = mailboxes.iter().map(|(scope, agent, next)| ((*scope, *agent), *next));
+                    let keys = keys.filter(|(key, next)| maps.agents.get(key).is_some_and(|s| is_behind(s, *next)));
+                    behind.extend(keys.map(|(key, _)| key));
+                }
+                MailboxChange::Moved { scope, agent_id, node_id, provider } => {
+                    let served = maps.agents.get(&(*scope, *agent_id));
+                    let is_here = |served: &AgentRoute| {
+                        served.node_id == *node_id && provider.as_ref().is_none_or(|name| *name == served.provider)
+                    };
+                    if served.is_some_and(is_here) {
+                        continue;
+                    }
+                    behind.extend(served.map(|_| (*scope, *agent_id)));
+                    let peers = peers_of(&maps, *scope, node_id);
+                    let hosts = peers.filter(|(_, name)| provider.as_ref().is_none_or(|provider| *name == provider));
+                    listing.extend(hosts.map(|(id, _)| (id, (*scope, node_id))));
+                }
+                MailboxChange::ProviderChanged { scope, node_id, provider } => {
+                    let others = peers_of(&maps, *scope, node_id).filter(|(_, name)| *name != provider);
+                    listing.extend(others.map(|(id, _)| (id, (*scope, node_id))));
+                }
+            }
+        }
+        let handles = listing.iter().filter_map(|(id, node)| Some((maps.peers.get(id)?.handle.clone(), *node)));
+        let handles: Vec<_> = handles.collect();
+        drop(maps);
+        self.check_mailboxes_later(behind);
+        for (handle, (scope, node)) in handles {
+            if !handle.try_send(Event::Relist) {
+                self.check_node_later(scope, node);
+            }
+        }
+    }
+
     /// Finds agents that moved to a node without a hint.
-    async fn compare_nodes(&self, engine: &Engine) {
-        let keys: Vec<_> = self.maps().nodes.keys().cloned().collect();
-        for slice in keys.chunks(MAILBOXES_PER_QUERY) {
+    async fn compare_nodes(&self, engine: &Engine, nodes: &[(WorkspaceScope, NodeId)]) {
+        for slice in nodes.chunks(MAILBOXES_PER_QUERY) {
             let located = match engine.mailboxes().agents_on_nodes(slice).await {
                 Ok(located) => located,
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "node check failed, retrying");
-                    return;
+                    slice.iter().for_each(|(scope, node)| self.check_node_later(*scope, node));
+                    continue;
                 }
             };
             let maps = self.maps();
-            for agent in located.iter().filter(|a| !maps.agents.contains_key(&(a.scope, a.agent_id))) {
-                let ids = maps.nodes.get(&(agent.scope, agent.node_id.clone())).into_iter().flatten();
-                for peer in ids.filter_map(|id| maps.peers.get(id)) {
-                    let provider = peer.fence.as_ref().map(|fence| &fence.provider);
-                    if provider.is_some() && (agent.provider.is_none() || agent.provider.as_ref() == provider) {
-                        peer.handle.try_send(Event::Relist);
+            let unserved = located.iter().filter(|agent| !maps.agents.contains_key(&(agent.scope, agent.agent_id)));
+            let mut refused = Vec::new();
+            for agent in unserved {
+                let peers = peers_of(&maps, agent.scope, &agent.node_id);
+                for (id, _) in peers.filter(|(_, name)| agent.provider.as_ref().is_none_or(|own| own == *name)) {
+                    if maps.peers.get(&id).is_some_and(|peer| !peer.handle.try_send(Event::Relist)) {
+                        refused.push((agent.scope, &agent.node_id));
                     }
                 }
             }
+            drop(maps);
+            refused.into_iter().for_each(|(scope, node)| self.check_node_later(scope, node));
         }
     }
 
@@ -88,6 +207,7 @@ impl Registry {
             Ok(positions) => positions,
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "mailbox check failed, retrying");
+                self.check_mailboxes_later(keys.iter().copied());
                 return;
             }
         };
@@ -105,7 +225,134 @@ impl Registry {
             }
         }
         for (handle, positions) in changed.into_values() {
-            handle.try_send(Event::Positions(positions));
+            let keys: Vec<_> = positions.iter().map(|position| (position.scope, position.agent_id)).collect();
+            if !handle.try_send(Event::Positions(positions)) {
+                self.check_mailboxes_later(keys);
+            }
         }
+    }
+
+    fn unchecked(&self) -> MutexGuard<'_, Unchecked> {
+        self.unchecked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the next silence check compare these mailboxes.
+    pub(super) fn check_mailboxes_later(&self, keys: impl IntoIterator<Item = (WorkspaceScope, AgentId)>) {
+        self.unchecked().mailboxes.extend(keys);
+    }
+
+    /// Has the next silence check compare the agents of a node. A direct node has one, which is routed.
+    pub(super) fn check_node_later(&self, scope: WorkspaceScope, node: &NodeId) {
+        if !node.as_str().starts_with(DIRECT_ID_PREFIX) {
+            self.unchecked().nodes.insert((scope, node.clone()));
+        }
+    }
+}
+
+/// Registered connections of a node, with their providers.
+fn peers_of<'a>(maps: &'a Maps, scope: WorkspaceScope, node: &NodeId) -> impl Iterator<Item = (u64, &'a ProviderName)> {
+    let ids = maps.nodes.get(&(scope, node.clone())).into_iter().flatten();
+    ids.filter_map(|id| Some((*id, &maps.peers.get(id)?.fence.as_ref()?.provider)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, atomic::AtomicI64};
+
+    use relay_domain::{WorkspaceId, access::token::TokenHash};
+    use relay_engine::mailboxes::serving::Fence;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    fn scope() -> WorkspaceScope {
+        WorkspaceScope::from_engine_row(WorkspaceId::new(1))
+    }
+
+    fn connect(registry: &Registry, node: &str, provider: &str) -> (Handle, Fence, mpsc::Receiver<Event>) {
+        let (node_id, provider) = (NodeId::new(node), ProviderName::new(provider));
+        let fence = Fence { scope: scope(), node_id, provider, epoch: 1 };
+        let (handle, inbox) = registry.add_peer(scope(), &fence.node_id, TokenHash::from_token("nt_live_x"));
+        registry.bind_peer(&handle, &fence);
+        (handle, fence, inbox)
+    }
+
+    /// Applies changes. Returns the agents to compare, and whether each connection is to list its agents.
+    fn apply(
+        registry: &Registry,
+        changes: &[MailboxChange],
+        inboxes: &mut [&mut mpsc::Receiver<Event>],
+    ) -> (Vec<i64>, Vec<bool>) {
+        *registry.unchecked() = Unchecked::default();
+        registry.apply_changes(changes);
+        let mut behind: Vec<i64> = registry.unchecked().mailboxes.iter().map(|(_, agent)| agent.get()).collect();
+        behind.sort_unstable();
+        let lists = inboxes.iter_mut().map(|inbox| matches!(inbox.try_recv(), Ok(Event::Relist)));
+        (behind, lists.collect())
+    }
+
+    #[test]
+    fn only_mailboxes_that_are_behind_are_compared() {
+        let registry = Registry::default();
+        let (handle, fence, mut inbox) = connect(&registry, "n", "p");
+        for (agent, next) in [(1, 5), (2, 5)] {
+            registry.route_agent(&handle, &fence, AgentId::new(agent), &Arc::new(AtomicI64::new(next)));
+        }
+        assert_eq!(registry.unchecked().mailboxes.len(), 2, "a new route is compared once");
+        let heads = [(1, 5), (2, 6), (3, 9)].map(|(agent, next)| (scope(), AgentId::new(agent), next));
+        let written = MailboxChange::Written(heads.to_vec());
+        assert_eq!(apply(&registry, &[written], &mut [&mut inbox]), (vec![2], vec![false]));
+    }
+
+    #[test]
+    fn moves_reach_the_connections_that_they_concern() {
+        let registry = Registry::default();
+        let (handle, fence, mut old) = connect(&registry, "n", "p");
+        let (_, _, mut other) = connect(&registry, "n", "q");
+        let (_, _, mut elsewhere) = connect(&registry, "m", "p");
+        registry.route_agent(&handle, &fence, AgentId::new(1), &Arc::default());
+        let mut inboxes = [&mut old, &mut other, &mut elsewhere];
+        let moved = |agent, node: &str, provider: Option<&str>| MailboxChange::Moved {
+            scope: scope(),
+            agent_id: AgentId::new(agent),
+            node_id: NodeId::new(node),
+            provider: provider.map(ProviderName::new),
+        };
+        for (change, behind, lists) in [
+            (moved(1, "n", Some("p")), vec![], [false, false, false]),
+            (moved(1, "n", None), vec![], [false, false, false]),
+            (moved(1, "n", Some("q")), vec![1], [false, true, false]),
+            (moved(1, "m", None), vec![1], [false, false, true]),
+            (moved(2, "n", None), vec![], [true, true, false]),
+            (moved(2, "unknown", None), vec![], [false, false, false]),
+            (
+                MailboxChange::ProviderChanged {
+                    scope: scope(),
+                    node_id: NodeId::new("n"),
+                    provider: ProviderName::new("q"),
+                },
+                vec![],
+                [true, false, false],
+            ),
+        ] {
+            assert_eq!(
+                apply(&registry, std::slice::from_ref(&change), &mut inboxes),
+                (behind, lists.to_vec()),
+                "{change:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_position_is_used_until_a_comparison_is_due_or_its_records_are_pruned() {
+        let now = Instant::now();
+        let mut feed = FeedReader::default();
+        assert!(!feed.is_current(now), "everything is compared first");
+        feed.compared_all_at = Some(now);
+        feed.read_at = Some(now);
+        assert!(feed.is_current(now + SILENCE_CHECK_INTERVAL));
+        assert!(!feed.is_current(now + FULL_COMPARISON_INTERVAL));
+        feed.compared_all_at = Some(now + CHANGES_KEPT);
+        assert!(!feed.is_current(now + CHANGES_KEPT), "the last read is too old");
     }
 }
