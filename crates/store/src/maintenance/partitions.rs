@@ -4,9 +4,28 @@
 //! that refer to it are removed, then it is dropped; the next run finds a detached partition by its name.
 
 use chrono::{NaiveDate, TimeDelta};
+use serde::{Deserialize, Serialize};
 use sqlx::AssertSqlSafe;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult,
+    maintenance::loop_state::{LoopState, lock_state, save_state},
+};
+
+/// Rows that one statement removes, or settlements that it reads. Each takes milliseconds and holds no lock for longer; what it
+/// removed stays removed when the run is interrupted.
+const REMOVED_AT_ONCE: u64 = 5000;
+const WORKSPACES_AT_ONCE: u64 = 500;
+const SETTLEMENTS: &str = "dropped_settlements";
+
+/// Position of the removal of a partition's settlements.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct SettlementScan {
+    partition: String,
+    workspace_id: i64,
+    agent_id: i64,
+    seq: i64,
+}
 
 /// Table partitioned by day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,7 +90,7 @@ impl Store {
     }
 
     /// Drops the partitions of days before `first_kept`, oldest first, and the rows that depend on theirs: settlements of
-    /// deliveries, reads and reactions of messages. Returns the number of dropped days.
+    /// deliveries, reads and reactions of messages, a bounded number per statement. Returns the number of dropped days.
     ///
     /// Aborts if readers hold a partition for longer than the lock timeout. Dropped partitions stay dropped; the next run
     /// continues.
@@ -85,14 +104,15 @@ impl Store {
         let mut dropped = 0;
         for (name, day, attached, detach_pending) in rows {
             if day < first_kept {
-                self.drop_partition(table, Partition { name, day, attached, detach_pending }).await?;
-                dropped += 1;
+                let is_dropped = self.drop_partition(table, Partition { name, day, attached, detach_pending }).await?;
+                dropped += u32::from(is_dropped);
             }
         }
         Ok(dropped)
     }
 
-    async fn drop_partition(&self, table: DailyTable, partition: Partition) -> StoreResult<()> {
+    /// Returns false if another worker removes the rows that depend on the partition.
+    async fn drop_partition(&self, table: DailyTable, partition: Partition) -> StoreResult<bool> {
         let Partition { name, day, attached, detach_pending } = partition;
         let parent = table.name();
         if attached {
@@ -103,11 +123,9 @@ impl Store {
         }
         match table {
             DailyTable::Deliveries => {
-                self.run(format!(
-                    r#"DELETE FROM delivery_exceptions e USING "{name}" d
-                        WHERE e.workspace_id = d.workspace_id AND e.agent_id = d.agent_id AND e.seq = d.seq"#
-                ))
-                .await?;
+                if !self.remove_settlements(&name).await? {
+                    return Ok(false);
+                }
             }
             DailyTable::Messages => self.remove_message_dependents(day + TimeDelta::days(1)).await?,
             DailyTable::AckLog
@@ -116,32 +134,102 @@ impl Store {
             | DailyTable::Attempts
             | DailyTable::Usage => {}
         }
-        self.run(format!(r#"DROP TABLE "{name}""#)).await
+        self.run(format!(r#"DROP TABLE "{name}""#)).await?;
+        Ok(true)
+    }
+
+    /// Removes the settlements of a detached partition's deliveries, a page of all settlements per transaction. Goes on
+    /// where an interrupted run stopped. Returns false if another worker does this.
+    async fn remove_settlements(&self, partition: &str) -> StoreResult<bool> {
+        let doing = "removing settlements of dropped deliveries";
+        let page = format!(
+            r#"WITH page AS MATERIALIZED (
+                   SELECT workspace_id, agent_id, seq FROM delivery_exceptions
+                    WHERE (workspace_id, agent_id, seq) > ($1, $2, $3)
+                    ORDER BY workspace_id, agent_id, seq LIMIT {REMOVED_AT_ONCE}
+               ), removed AS (
+                   DELETE FROM delivery_exceptions e USING page p JOIN "{partition}" d USING (workspace_id, agent_id, seq)
+                    WHERE e.workspace_id = p.workspace_id AND e.agent_id = p.agent_id AND e.seq = p.seq
+               )
+               SELECT workspace_id, agent_id, seq FROM page
+                ORDER BY workspace_id DESC, agent_id DESC, seq DESC LIMIT 1"#
+        );
+        loop {
+            let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+            let from = match lock_state::<SettlementScan>(&mut tx, SETTLEMENTS).await? {
+                LoopState::Busy => return Ok(false),
+                LoopState::Locked(state) => state.filter(|state| state.partition == partition).unwrap_or_default(),
+            };
+            let last: Option<(i64, i64, i64)> = sqlx::query_as(AssertSqlSafe(page.clone()))
+                .bind(from.workspace_id)
+                .bind(from.agent_id)
+                .bind(from.seq)
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
+            let Some((workspace_id, agent_id, seq)) = last else { return Ok(true) };
+            let scan = SettlementScan { partition: partition.to_owned(), workspace_id, agent_id, seq };
+            save_state(&mut tx, SETTLEMENTS, &scan).await?;
+            tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        }
     }
 
     /// Removes reads, reactions, sessions and statistics of messages created before `day`. The upper bits of a message id are its
     /// time.
     async fn remove_message_dependents(&self, day: NaiveDate) -> StoreResult<()> {
-        let doing = "removing rows that depend on dropped messages";
         let midnight_ms = day.and_time(chrono::NaiveTime::MIN).and_utc().timestamp_millis();
         let first_kept_id = (midnight_ms - relay_domain::snowflake::EPOCH_MS).max(0) << 22;
-        for statement in [
-            "DELETE FROM message_reads WHERE message_id < $1",
-            "DELETE FROM message_reactions WHERE message_id < $1",
-            "DELETE FROM session_messages WHERE message_id < $1",
-        ] {
-            sqlx::query(statement)
-                .bind(first_kept_id)
-                .execute(&self.pool)
-                .await
-                .map_err(StoreError::from_sqlx(doing))?;
-        }
-        sqlx::query("DELETE FROM message_stats WHERE created_on < $1")
-            .bind(day)
-            .execute(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        self.remove_by_workspace("message_reads", "message_id", &first_kept_id.to_string()).await?;
+        self.remove_by_workspace("message_reactions", "message_id", &first_kept_id.to_string()).await?;
+        self.remove_by_workspace("message_stats", "created_on", &format!("'{day}'")).await?;
+        let sessions = format!(
+            "DELETE FROM session_messages WHERE ctid = ANY (ARRAY(
+                 SELECT ctid FROM session_messages WHERE message_id < {first_kept_id}
+                  ORDER BY message_id LIMIT {REMOVED_AT_ONCE}))"
+        );
+        while self.remove(&sessions, &[]).await? >= REMOVED_AT_ONCE {}
         Ok(())
+    }
+
+    /// Removes the rows of a table whose `column` is below `first_kept`, a bounded number per statement. The key of the table
+    /// begins with the workspace and the column; a condition on the second alone would read the whole index.
+    async fn remove_by_workspace(&self, table: &str, column: &str, first_kept: &str) -> StoreResult<()> {
+        let page = format!(
+            "WITH RECURSIVE w AS (
+                 (SELECT workspace_id FROM {table} WHERE workspace_id > $1 ORDER BY workspace_id LIMIT 1)
+                 UNION ALL
+                 SELECT (SELECT n.workspace_id FROM {table} n WHERE n.workspace_id > w.workspace_id
+                          ORDER BY n.workspace_id LIMIT 1) FROM w WHERE w.workspace_id IS NOT NULL
+             )
+             SELECT workspace_id FROM w WHERE workspace_id IS NOT NULL LIMIT {WORKSPACES_AT_ONCE}"
+        );
+        let remove = format!(
+            "DELETE FROM {table} WHERE ctid = ANY (ARRAY(
+                 SELECT old.ctid FROM unnest($1::bigint[]) AS k (workspace_id)
+                  CROSS JOIN LATERAL (SELECT t.ctid FROM {table} t
+                                       WHERE t.workspace_id = k.workspace_id AND t.{column} < {first_kept}
+                                       ORDER BY t.{column} LIMIT {REMOVED_AT_ONCE}) AS old
+                  LIMIT {REMOVED_AT_ONCE}))"
+        );
+        let mut after = i64::MIN;
+        loop {
+            let workspaces: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(page.clone()))
+                .bind(after)
+                .fetch_all(&self.pool)
+                .await
+                .map_err(StoreError::from_sqlx("listing the workspaces of a table"))?;
+            let Some(last) = workspaces.last() else { return Ok(()) };
+            after = *last;
+            while self.remove(&remove, &workspaces).await? >= REMOVED_AT_ONCE {}
+        }
+    }
+
+    /// Runs one statement that removes rows of these workspaces. Returns the number of rows.
+    async fn remove(&self, statement: &str, workspaces: &[i64]) -> StoreResult<u64> {
+        let query = sqlx::query(AssertSqlSafe(statement.to_owned()));
+        let query = if workspaces.is_empty() { query } else { query.bind(workspaces) };
+        let done = query.execute(&self.pool).await;
+        Ok(done.map_err(StoreError::from_sqlx("removing rows that depend on dropped messages"))?.rows_affected())
     }
 
     /// Runs one statement. Its names come from the catalog or are constants.

@@ -76,3 +76,34 @@ async fn a_drop_that_was_cut_off_halfway_is_finished() {
     assert_eq!(db.store.drop_partitions_before(DailyTable::AckLog, old + Days::new(1)).await.unwrap(), 1);
     assert_eq!(db.tables(&name).await, 0);
 }
+
+#[tokio::test]
+async fn rows_that_depend_on_a_day_are_removed_in_bounded_statements() {
+    let db = Database::fresh().await;
+    let today = db.now.date_naive();
+    let (old, kept) = (today - Days::new(9), today - Days::new(8));
+    for parent in ["deliveries", "messages"] {
+        db.day(parent, old).await;
+        db.day(parent, kept).await;
+    }
+    let midnight_ms = kept.and_time(chrono::NaiveTime::MIN).and_utc().timestamp_millis();
+    let first_kept = (midnight_ms - relay_domain::snowflake::EPOCH_MS) << 22;
+    // More than two statements remove, of two workspaces, with rows to keep between them.
+    db.run(&format!(
+        "INSERT INTO message_reads SELECT w, {first_kept} - n, 1, now()
+           FROM generate_series(7, 8) AS w, generate_series(-10, 6000) AS n;
+         INSERT INTO session_messages SELECT 7, 's', {first_kept} - n, '{old}' FROM generate_series(-10, 6000) AS n;
+         INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_id, node_id, created_at, expires_at)
+         SELECT 7, a, n, CASE WHEN n % 2 = 0 THEN '{old}'::date ELSE '{kept}' END, n, 'n', '{old}', '{old}'
+           FROM generate_series(1, 2) AS a, generate_series(1, 6000) AS n;
+         INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, at)
+         SELECT 7, a, n, 4, now() FROM generate_series(1, 2) AS a, generate_series(1, 6000) AS n"
+    ))
+    .await;
+    assert_eq!(db.store.drop_partitions_before(DailyTable::Deliveries, kept).await.unwrap(), 1);
+    assert_eq!(db.number("SELECT count(*) FROM delivery_exceptions WHERE seq % 2 = 1").await, 6000);
+    assert_eq!(db.number("SELECT count(*) FROM delivery_exceptions WHERE seq % 2 = 0").await, 0);
+    assert_eq!(db.store.drop_partitions_before(DailyTable::Messages, kept).await.unwrap(), 1);
+    assert_eq!(db.number("SELECT count(*) FROM message_reads").await, 2 * 11);
+    assert_eq!(db.number("SELECT count(*) FROM session_messages").await, 11);
+}
