@@ -42,13 +42,14 @@ impl Default for EpochFence {
 }
 
 impl EpochFence {
-    fn close(&self) {
-        self.is_closed.store(true, Ordering::SeqCst);
-        self.met_other.notify_one();
-    }
-
-    fn knows(&self, identity: &str) -> bool {
-        self.known.borrow().as_ref().is_none_or(|known| known.identity == identity)
+    /// Closes the fence if `is_other` holds for the known database. A finding from before [`Store::open_epoch`] must not
+    /// close what was opened since: both hold the lock of `known`.
+    fn close_if(&self, is_other: impl FnOnce(Option<&KnownDatabase>) -> bool) {
+        let known = self.known.borrow();
+        if is_other(known.as_ref()) {
+            self.is_closed.store(true, Ordering::SeqCst);
+            self.met_other.notify_one();
+        }
     }
 
     /// Waits until the database of a new connection is the known one. The caller's wait for a connection is bounded, so
@@ -59,10 +60,7 @@ impl EpochFence {
         }
         let (identity, epoch): (String, i64) =
             sqlx::query_as("SELECT relay_database_identity(), epoch FROM recovery_state").fetch_one(connection).await?;
-        let is_later = self.known.borrow().as_ref().is_some_and(|known| epoch > known.epoch);
-        if is_later || !self.knows(&identity) {
-            self.close();
-        }
+        self.close_if(|known| known.is_some_and(|known| epoch > known.epoch || identity != known.identity));
         let mut known = self.known.subscribe();
         // Fails only when the process ends.
         let _ = known.wait_for(|known| known.as_ref().is_none_or(|known| known.identity == identity)).await;
@@ -91,9 +89,8 @@ impl Store {
 
     /// Closes the fence if a transaction under `epoch` found another one, unless the process has recovered meanwhile.
     pub(crate) fn note_epoch<T>(&self, epoch: Option<i64>, result: StoreResult<T>) -> StoreResult<T> {
-        let is_served = self.fence.known.borrow().as_ref().map(|known| known.epoch) == epoch;
-        if is_served && matches!(result, Err(StoreError::OtherEpoch { .. })) {
-            self.fence.close();
+        if matches!(result, Err(StoreError::OtherEpoch { .. })) {
+            self.fence.close_if(|known| known.map(|known| known.epoch) == epoch);
         }
         result
     }
@@ -119,12 +116,20 @@ impl Store {
 
     /// Admits transactions to this database and epoch.
     pub fn open_epoch(&self, database: KnownDatabase) {
-        self.fence.known.send_replace(Some(database));
-        self.fence.is_closed.store(false, Ordering::SeqCst);
+        self.fence.known.send_modify(|known| {
+            *known = Some(database);
+            self.fence.is_closed.store(false, Ordering::SeqCst);
+        });
     }
 
-    /// Waits until a connection or a transaction meets another database or epoch.
+    /// Waits until a connection or a transaction meets another database or epoch. Findings from before
+    /// [`Store::open_epoch`] do not count: several connections meet the same failover, some during the recovery.
     pub async fn met_other_epoch(&self) {
-        self.fence.met_other.notified().await;
+        loop {
+            self.fence.met_other.notified().await;
+            if self.fence.is_closed.load(Ordering::SeqCst) {
+                return;
+            }
+        }
     }
 }

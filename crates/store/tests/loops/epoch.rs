@@ -83,6 +83,30 @@ async fn a_connection_to_another_database_waits_until_the_process_has_recovered(
 }
 
 #[tokio::test]
+async fn a_finding_from_before_the_recovery_does_not_close_what_was_opened_after_it() {
+    let (db, known) = opened().await;
+    db.store.open_epoch(KnownDatabase { identity: "before the failover".to_owned(), ..known.clone() });
+    let ask = || {
+        let connection = db.store.with_dedicated_connection();
+        tokio::spawn(async move { connection.ping().await })
+    };
+    let first = ask();
+    db.store.met_other_epoch().await;
+    // The process is recovering now, and a second connection meets the same failover.
+    let second = ask();
+    let compared = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle'
+                       AND query LIKE 'SELECT relay_database_identity(), epoch%'";
+    while db.number(compared).await < 2 {
+        tokio::task::yield_now().await;
+    }
+    db.store.open_epoch(known);
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    assert!(db.store.served_epoch().is_some());
+    assert!(tokio::time::timeout(A_WHILE, db.store.met_other_epoch()).await.is_err(), "it would be closed again");
+}
+
+#[tokio::test]
 async fn a_recovery_waits_for_transactions_that_began_before_it() {
     let (db, _) = opened().await;
     // Transactions of other programs do not count.
