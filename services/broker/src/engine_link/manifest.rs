@@ -105,7 +105,7 @@ impl Manifest {
             load_reported: Some(self.max_agents > 0),
             active_agents: active,
             handlers_live: self.handlers_live,
-            name: None,
+            name: Some(self.name.clone()),
             capabilities: Some(self.capabilities.iter().cloned().chain([live]).collect()),
             max_agents: Some(self.max_agents),
             version: Some(version::wire()),
@@ -128,6 +128,7 @@ mod tests {
         assert_eq!(names, [CURSOR, RELEASE, "spawn:claude"]);
         let heartbeat = manifest.heartbeat(&["a".to_owned()]);
         assert_eq!((heartbeat.load, heartbeat.active_agents, heartbeat.handlers_live), (Some(0.25), 1, true));
+        assert_eq!((heartbeat.name.as_deref(), heartbeat.node_id.as_deref()), (Some("box"), Some("node_1")));
         let runner = RunnerManifest {
             capabilities: vec![capacity(RELEASE.to_owned()), capacity("build".to_owned())],
             version: Some("1".to_owned()),
