@@ -19,7 +19,7 @@ mod tree;
 pub use error::PtyError;
 pub use host::PtyHost;
 pub use input::{Injection, LeadKeys, PasteStyle, WriteId, WriteReceipt, WriteTicket};
-pub use linux::{LineMode, ProcessIdentity};
+pub use linux::{Account, FileAccess, LineMode, ProcessIdentity};
 pub use output::OutputChunk;
 pub use screen::{InputModes, ScreenSnapshot, SnapshotFormat};
 pub use settings::{HostSettings, Limits, Rgb, SpawnRequest, TerminalProfile, TerminalSize};

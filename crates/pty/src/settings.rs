@@ -5,10 +5,11 @@ use std::{
     ffi::{OsStr, OsString},
     num::NonZeroU16,
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
-use crate::PtyError;
+use crate::{Account, PtyError};
 
 /// Rows and columns of a terminal, each from 1 to 1000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,6 +139,8 @@ pub struct SpawnRequest {
     pub environment: BTreeMap<OsString, OsString>,
     /// Value of the marker variable, unique among all terminals ever started on this machine.
     pub marker: OsString,
+    /// User as whom the program runs; that of this process when absent.
+    pub account: Option<Arc<Account>>,
     /// Size of the terminal at the start.
     pub size: TerminalSize,
 }
@@ -151,6 +154,7 @@ impl SpawnRequest {
             working_directory: None,
             environment: BTreeMap::new(),
             marker: marker.into(),
+            account: None,
             size: TerminalSize::default(),
         }
     }

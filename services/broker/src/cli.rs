@@ -69,6 +69,9 @@ pub(crate) struct Init {
     /// Starts the agents of the last broker again, also after a stop in order.
     #[arg(long, env = "AGENT_RELAY_RESUME")]
     pub(crate) resume: bool,
+    /// User as whom agents run. Needs a broker that root has started.
+    #[arg(long, env = "AGENT_RELAY_RUN_AS", value_name = "USER")]
+    pub(crate) run_as: Option<String>,
     /// Gives agents the workspace key, which published clients expect.
     #[arg(long, env = "AGENT_RELAY_SHARE_WORKSPACE_KEY", default_value_t = true, action = clap::ArgAction::Set)]
     pub(crate) share_workspace_key: bool,

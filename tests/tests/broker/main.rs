@@ -15,6 +15,7 @@ mod packages;
 mod programs;
 mod published;
 mod restart;
+mod run_as;
 mod runner;
 mod scene;
 mod secrets;

@@ -3,11 +3,13 @@
 //! The rest of the crate uses only the exports of this module. Needs Linux 5.11, the first one in which `close_range` can
 //! mark descriptors.
 
+mod account;
 mod process;
 mod pseudo_terminal;
 mod root;
 mod unsafe_calls;
 
+pub use account::{Account, FileAccess};
 pub use process::ProcessIdentity;
 pub(crate) use process::{ProcessEntry, ProcessTable, Scope, Signal, become_subreaper, reap_adopted, send_signal};
 pub use pseudo_terminal::LineMode;

@@ -31,9 +31,14 @@ pub(crate) fn start(
     program_side: OwnedFd,
 ) -> Result<RootProcess, PtyError> {
     if let Some(path) = &request.working_directory {
+        let _access = request.account.as_ref().map(|account| account.file_access());
         check_directory(path).map_err(|source| PtyError::WorkingDirectory { path: path.clone(), source })?;
     }
     let execute = |source| PtyError::Execute { program: request.program.clone(), source };
+    if let Some(account) = &request.account {
+        // Programs open their terminal again by its name.
+        std::os::unix::fs::fchown(&program_side, Some(account.uid()), None).map_err(PtyError::OpenTerminal)?;
+    }
     let mut command = Command::new(&request.program);
     command
         .args(&request.args)
@@ -45,6 +50,9 @@ pub(crate) fn start(
     if let Some(path) = &request.working_directory {
         command.current_dir(path);
     }
+    if let Some(account) = &request.account {
+        account.apply(&mut command);
+    }
     let child = unsafe_calls::spawn_session_leader(&mut command).map_err(execute)?;
     let pid = Pid::from_child(&child);
     watch(pid).inspect_err(|_| {
@@ -55,7 +63,8 @@ pub(crate) fn start(
 }
 
 fn check_directory(path: &Path) -> io::Result<()> {
-    if std::fs::metadata(path)?.is_dir() { Ok(()) } else { Err(io::ErrorKind::NotADirectory.into()) }
+    // The entry in it needs the right to enter it.
+    if std::fs::metadata(path.join("."))?.is_dir() { Ok(()) } else { Err(io::ErrorKind::NotADirectory.into()) }
 }
 
 fn watch(pid: Pid) -> Result<RootProcess, PtyError> {

@@ -1,4 +1,4 @@
-//! The one place with unsafe code: two calls that their libraries offer in no safe form.
+//! The one place with unsafe code: three calls that their libraries offer in no safe form.
 
 #![expect(unsafe_code, reason = "steps between fork and exec, and registration of a descriptor")]
 
@@ -10,12 +10,22 @@ use std::{
 
 use tokio::io::{Interest, unix::AsyncFd};
 
+use super::Account;
+
 /// Registers a descriptor with the runtime's reactor. Needs to be on a runtime.
 pub(crate) fn register(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd always returns the same descriptor and keeps it open until it is dropped, which the AsyncFd
     // does after deregistering it.
     let registered = unsafe { AsyncFd::register_with_interest(descriptor, interest) };
     Ok(registered?)
+}
+
+/// Lets `command` take the rights of a user before it is executed.
+pub(super) fn run_as(command: &mut Command, account: Account) {
+    // SAFETY: as below; the account was read before the fork, and taking its rights is three system calls.
+    unsafe {
+        command.pre_exec(move || account.assume());
+    }
 }
 
 /// Starts `command` as the leader of a session of its own whose controlling terminal is its standard input.

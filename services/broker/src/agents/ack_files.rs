@@ -4,9 +4,11 @@ use std::{
     io::Read as _,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
+use relay_pty::{Account, FileAccess};
 use relay_verification::ack_file::{MAX_ACK_FILE_BYTES, acks_folder};
 use rustix::fs::{self, FileType, Mode, OFlags};
 
@@ -20,16 +22,20 @@ const KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 pub(super) struct AckFolder {
     working_directory: PathBuf,
     folder: PathBuf,
+    /// User of the agent, if not the broker's own. The user controls every path below the working directory, so they are
+    /// followed with that user's rights only.
+    account: Option<Arc<Account>>,
 }
 
 impl AckFolder {
     /// Creates the folder below the agent's working directory. `None` if that is not possible: then agents cannot
     /// confirm by file.
-    pub(super) fn create(working_directory: &Path, agent: &str) -> Option<Self> {
+    pub(super) fn create(working_directory: &Path, agent: &str, account: Option<Arc<Account>>) -> Option<Self> {
+        let _access = account.as_ref().map(|account| account.file_access());
         let folder = working_directory.join(acks_folder(agent));
         match create_private_directory(&folder) {
             Ok(()) => {
-                let created = Self { working_directory: working_directory.to_owned(), folder };
+                let created = Self { working_directory: working_directory.to_owned(), folder, account };
                 created.sweep();
                 Some(created)
             }
@@ -48,11 +54,13 @@ impl AckFolder {
     /// Reads a file, given relative to the working directory. Links, other kinds of files, and files of other users
     /// are not opened or not read. Blocks.
     pub(super) fn read(&self, relative: &str) -> Option<Vec<u8>> {
+        let _access = self.access();
         // Not blocking: a named pipe without a writer would hang the open.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = fs::open(self.working_directory.join(relative), flags, Mode::empty()).ok()?;
         let facts = fs::fstat(opened.as_fd()).ok()?;
-        let is_own = facts.st_uid == rustix::process::getuid().as_raw();
+        let is_agents = self.account.as_ref().is_some_and(|account| account.uid() == facts.st_uid);
+        let is_own = is_agents || facts.st_uid == rustix::process::getuid().as_raw();
         if FileType::from_raw_mode(facts.st_mode) != FileType::RegularFile || !is_own {
             return None;
         }
@@ -60,6 +68,10 @@ impl AckFolder {
         let mut file = std::fs::File::from(opened).take(MAX_ACK_FILE_BYTES as u64 + 1);
         file.read_to_end(&mut content).ok()?;
         Some(content)
+    }
+
+    fn access(&self) -> Option<FileAccess> {
+        self.account.as_ref().map(|account| account.file_access())
     }
 
     /// Removes files of earlier agents that were never accepted. Blocks.
@@ -77,6 +89,7 @@ impl AckFolder {
 
     /// Removes a file that was accepted. Blocks.
     pub(super) fn remove(&self, relative: &str) {
+        let _access = self.access();
         let path = self.working_directory.join(relative);
         if let Err(error) = std::fs::remove_file(&path) {
             tracing::debug!(path = %path.display(), %error, "an ack file could not be removed");
@@ -91,7 +104,7 @@ mod tests {
     #[test]
     fn only_regular_files_of_a_limited_size_are_read() {
         let home = tempfile::tempdir().expect("a folder");
-        let folder = AckFolder::create(home.path(), "../x").expect("a folder");
+        let folder = AckFolder::create(home.path(), "../x", None).expect("a folder");
         assert!(folder.path().starts_with(home.path().join(".agent-relay")));
         let at = |name: &str| format!("{}/{name}", acks_folder("../x"));
         std::fs::write(home.path().join(at("d1")), "{}").expect("a file");

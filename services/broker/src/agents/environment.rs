@@ -1,7 +1,12 @@
 //! Environment of an agent's process.
 
-use std::{collections::BTreeMap, ffi::OsString, path::Path};
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    path::Path,
+};
 
+use relay_pty::Account;
 use serde_json::json;
 
 use super::{AgentHandle, AgentSpec, Services};
@@ -16,6 +21,18 @@ const WITHHELD: [&str; 6] =
 const WORKSPACES: &str = "RELAY_WORKSPACES_JSON";
 /// Workspace keys under all their names.
 const WORKSPACE_KEYS: [&str; 3] = ["AGENT_RELAY_WORKSPACE_KEY", "RELAY_WORKSPACE_KEY", "RELAY_API_KEY"];
+
+/// Variables that lead to the files and the session of the broker's user.
+const PERSONAL: [&str; 8] = [
+    "MAIL",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "XDG_RUNTIME_DIR",
+    "XDG_STATE_HOME",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "SSH_AUTH_SOCK",
+];
 
 /// The whole environment of an agent: the broker's, without its secrets, with the agent's own variables.
 pub(super) fn environment(
@@ -32,6 +49,9 @@ pub(super) fn environment(
         environment.insert("TERM".into(), "xterm-256color".into());
     }
     let (identity, settings) = (&services.identity, &services.settings);
+    if let Some(account) = &settings.account {
+        become_another(account, &mut environment);
+    }
     let mut set = |name: &str, value: &str| {
         environment.insert(name.into(), value.into());
     };
@@ -68,4 +88,17 @@ pub(super) fn environment(
         environment.insert(name.into(), value.into());
     }
     environment
+}
+
+/// Puts the variables of another user in place of those of the broker's.
+fn become_another(account: &Account, environment: &mut BTreeMap<OsString, OsString>) {
+    environment.retain(|name, _| !PERSONAL.iter().any(|personal| name == personal));
+    for (name, value) in [
+        ("HOME", account.home.as_os_str()),
+        ("SHELL", account.shell.as_os_str()),
+        ("USER", OsStr::new(&account.name)),
+        ("LOGNAME", OsStr::new(&account.name)),
+    ] {
+        environment.insert(name.into(), value.to_owned());
+    }
 }

@@ -43,6 +43,7 @@ impl StartedProcess {
             args: args.into_iter().map(OsString::from).collect(),
             working_directory: Some(launch.working_directory.clone()),
             environment: environment(services, spec, handle, ack_folder),
+            account: services.settings.account.clone(),
             ..SpawnRequest::new(spec.program.as_str(), marker.as_str())
         };
         let (terminal, events) = services.host.spawn(request).await.map_err(|error| {

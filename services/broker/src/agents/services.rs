@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use relay_pty::PtyHost;
+use relay_pty::{Account, PtyHost};
 use relay_verification::Level;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -55,6 +55,8 @@ pub(crate) struct AgentSettings {
     pub(crate) working_directory: PathBuf,
     /// URL of the local API.
     pub(crate) api_url: String,
+    /// User as whom agents run, if not the broker's own.
+    pub(crate) account: Option<Arc<Account>>,
     pub(crate) max_agents: u32,
     pub(crate) default_channels: Vec<String>,
     pub(crate) mcp_command: String,

@@ -221,8 +221,9 @@ impl Spawner {
         let label = harness.as_ref().map_or_else(|| "other".to_owned(), |entry| entry.name.clone());
         let (ack_folder, program) = {
             let (folder, spec, label) = (working_directory.clone(), spec.clone(), label.clone());
+            let account = services.settings.account.clone();
             let prepared = tokio::task::spawn_blocking(move || {
-                let ack_folder = folder.is_dir().then(|| AckFolder::create(&folder, &spec.name)).flatten();
+                let ack_folder = folder.is_dir().then(|| AckFolder::create(&folder, &spec.name, account)).flatten();
                 (ack_folder, ProgramVersion::find(&label, &spec.program))
             });
             prepared.await.map_err(|error| AgentError::State(error.to_string()))?

@@ -5,8 +5,8 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context as _, Result};
-use relay_pty::{HostSettings, PtyHost};
+use anyhow::{Context as _, Result, ensure};
+use relay_pty::{Account, HostSettings, PtyHost};
 
 use crate::{
     agents::MARKER,
@@ -23,6 +23,8 @@ pub(super) struct LocalState {
     pub(super) working_directory: PathBuf,
     pub(super) harnesses: Arc<HarnessTable>,
     pub(super) host: PtyHost,
+    /// User as whom agents run, if not the broker's own.
+    pub(super) account: Option<Arc<Account>>,
     pub(super) roster: Arc<Roster>,
     pub(super) project_files: Arc<ProjectFiles>,
     pub(super) ledger: Ledger,
@@ -40,6 +42,7 @@ impl LocalState {
         directory: &StateDirectory,
     ) -> Result<(Self, LedgerTask)> {
         let instance = instance_name(settings, &working_directory);
+        let account = account(settings)?;
         let harnesses = Arc::new(HarnessTable::read(settings.harnesses.as_deref())?);
         let (roster, previous) = Roster::open(directory.file("state", &instance, "json"))?;
         let (ledger, ledger_task) = LedgerTask::open(directory.file("ledger", &instance, "jsonl"))?;
@@ -47,7 +50,7 @@ impl LocalState {
         let crashes = CrashLog::open(directory.path().join("crash-insights.json"))?;
         let host = PtyHost::new(HostSettings::new(MARKER)).context("prepare for terminals")?;
         restore::end_leftovers(&host, &previous).await?;
-        let project_files = ProjectFiles::open(directory.file("project-files", &instance, "json"))?;
+        let project_files = ProjectFiles::open(directory.file("project-files", &instance, "json"), account.clone())?;
         let survivors = match directory.persistence() {
             Persistence::Kept => restore::survivors(previous, settings.resume, &ledger_task, &roster),
             Persistence::Removed => Vec::new(),
@@ -57,6 +60,7 @@ impl LocalState {
             working_directory,
             harnesses,
             host,
+            account,
             roster: Arc::new(roster),
             project_files: Arc::new(project_files),
             ledger,
@@ -66,6 +70,18 @@ impl LocalState {
         };
         Ok((state, ledger_task))
     }
+}
+
+/// The user of `--run-as`, unless the broker runs as that one anyway.
+fn account(settings: &Init) -> Result<Option<Arc<Account>>> {
+    let Some(name) = settings.run_as.as_deref().filter(|name| !name.is_empty()) else { return Ok(None) };
+    let found = Account::find(name).with_context(|| format!("look up the user {name} of --run-as"))?;
+    let account = found.with_context(|| format!("--run-as: there is no user {name} on this machine"))?;
+    ensure!(
+        account.is_allowed(),
+        "--run-as {name}: only a broker that root has started can run agents as another user"
+    );
+    Ok((!account.is_own()).then(|| Arc::new(account)))
 }
 
 fn instance_name(settings: &Init, working_directory: &Path) -> String {

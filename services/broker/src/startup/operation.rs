@@ -163,6 +163,7 @@ fn agent_settings(settings: &Init, state: &LocalState, server: &ApiServer) -> Ag
     AgentSettings {
         working_directory: state.working_directory.clone(),
         api_url: server.local_url.clone(),
+        account: state.account.clone(),
         max_agents: settings.max_agents,
         default_channels: settings.default_channels.clone(),
         mcp_command: settings.mcp_command.clone(),

@@ -6,10 +6,11 @@ use std::{
     fs,
     io::{self, Write as _},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use relay_pty::Account;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -25,6 +26,8 @@ const MAX_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct ProjectFiles {
     record: PathBuf,
+    /// User to whom the projects belong, if not the broker's own.
+    account: Option<Arc<Account>>,
     files: Mutex<BTreeMap<PathBuf, ProjectFile>>,
 }
 
@@ -55,15 +58,15 @@ impl ProjectFiles {
     ///
     /// # Errors
     /// If the record cannot be read, or a newer broker has written it.
-    pub(crate) fn open(record: PathBuf) -> Result<Self> {
+    pub(crate) fn open(record: PathBuf, account: Option<Arc<Account>>) -> Result<Self> {
         let left: Record = read_versioned(&record, VERSION)?.unwrap_or_default();
         for (path, file) in &left.files {
-            restore_or_warn(path, file);
+            restore_or_warn(path, file, account.as_deref());
         }
         if !left.files.is_empty() {
             write_versioned(&record, VERSION, &Record::default())?;
         }
-        Ok(Self { record, files: Mutex::default() })
+        Ok(Self { record, account, files: Mutex::default() })
     }
 
     /// Merges entries below `key` into a file for an agent. An entry of that name that a person has written stays. Blocks.
@@ -76,13 +79,16 @@ impl ProjectFiles {
             file.agents.insert(agent.to_owned());
             return Ok(());
         }
-        let original = read(path)?;
+        let account = self.account.as_deref();
+        let original = with_rights(account, || read(path))?;
         let Some((merged, names)) = merge(original.as_deref(), key, entries)? else { return Ok(()) };
         let agents = BTreeSet::from([agent.to_owned()]);
         let made_folder = path.parent().is_some_and(|folder| !folder.exists());
         let file = ProjectFile { original, merged, key: key.to_owned(), names, made_folder, agents };
         files.insert(path.to_owned(), file.clone());
-        let written = self.write_record(&files).and_then(|()| replace(path, &file.merged).context("write it"));
+        let written = self
+            .write_record(&files)
+            .and_then(|()| with_rights(account, || replace(path, &file.merged)).context("write it"));
         if written.is_err() {
             files.remove(path);
             // Otherwise a later broker finds nothing of ours in the file and leaves it alone.
@@ -97,7 +103,7 @@ impl ProjectFiles {
         let is_left = |file: &mut ProjectFile| file.agents.remove(agent) && file.agents.is_empty();
         let left: Vec<_> = files.extract_if(.., |_, file| is_left(file)).collect();
         for (path, file) in &left {
-            restore_or_warn(path, file);
+            restore_or_warn(path, file, self.account.as_deref());
         }
         if !left.is_empty()
             && let Err(error) = self.write_record(&files)
@@ -145,8 +151,14 @@ fn merge(
     Ok((!names.is_empty()).then(|| (format!("{:#}\n", Value::Object(content)), names)))
 }
 
-fn restore_or_warn(path: &Path, file: &ProjectFile) {
-    if let Err(error) = restore(path, file) {
+/// Runs `action` with the rights of a user, who may have put links into the project.
+fn with_rights<T>(account: Option<&Account>, action: impl FnOnce() -> T) -> T {
+    let _access = account.map(Account::file_access);
+    action()
+}
+
+fn restore_or_warn(path: &Path, file: &ProjectFile, account: Option<&Account>) {
+    if let Err(error) = with_rights(account, || restore(path, file)) {
         tracing::warn!(
             path = %path.display(),
             error = format!("{error:#}"),
@@ -215,7 +227,7 @@ mod tests {
     impl Project {
         fn new() -> Self {
             let folder = tempfile::tempdir().expect("a folder");
-            let files = ProjectFiles::open(folder.path().join("record.json")).expect("no record");
+            let files = ProjectFiles::open(folder.path().join("record.json"), None).expect("no record");
             Self { folder, files }
         }
 
@@ -291,10 +303,10 @@ mod tests {
         project.write("{}");
         project.add("ada").expect("merged");
         let record = project.files.record.clone();
-        ProjectFiles::open(record.clone()).expect("a record");
+        ProjectFiles::open(record.clone(), None).expect("a record");
         assert_eq!(project.content().as_deref(), Some("{}"));
         project.write(r#"{"mcpServers": {"relay-node": {}}}"#);
-        ProjectFiles::open(record).expect("a record");
+        ProjectFiles::open(record, None).expect("a record");
         assert_eq!(project.servers(), ["relay-node"], "the record is empty now");
     }
 }

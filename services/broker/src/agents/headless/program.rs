@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, process::Stdio, sync::Arc};
 
+use relay_pty::Account;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
@@ -25,6 +26,8 @@ pub(super) struct Run {
     pub(super) args: Vec<String>,
     pub(super) environment: BTreeMap<OsString, OsString>,
     pub(super) working_directory: PathBuf,
+    /// User as whom it runs, if not the broker's own.
+    pub(super) account: Option<Arc<Account>>,
     pub(super) hub: Arc<Hub>,
 }
 
@@ -44,6 +47,9 @@ impl Run {
         let mut command = Command::new(&self.program);
         command.args(&self.args).env_clear().envs(&self.environment).current_dir(&self.working_directory);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(account) = &self.account {
+            account.apply(command.as_std_mut());
+        }
         // A session of its own would make it an orphan of a terminal.
         let mut child = command
             .process_group(0)

@@ -145,6 +145,7 @@ impl HeadlessTask {
             args: args.iter().cloned().chain(own).chain([text]).collect(),
             environment,
             working_directory: launch.working_directory.clone(),
+            account: launch.services.settings.account.clone(),
             hub: launch.services.hub.clone(),
         }
     }
