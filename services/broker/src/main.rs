@@ -10,6 +10,9 @@ mod api;
 mod cli;
 mod clock;
 mod commands;
+#[cfg(test)]
+#[path = "../../../crates/verification/tests/fuzz/edits.rs"]
+mod edits;
 mod engine;
 mod engine_link;
 mod events;

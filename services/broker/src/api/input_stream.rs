@@ -98,8 +98,32 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::edits::{edited, settings};
+
+    /// Frames of drivers.
+    const RECORDED: [&[u8]; 5] = [
+        br#"{"type":"pty_input","data":"ls -l\r"}"#,
+        br#"{"type":"pty_input","data":"\u001b[200~\ud83c\udf89\u001b[201~"}"#,
+        br#"{"type":"resize","rows":24}"#,
+        "\x1b[A\x03\x04h\u{e9}llo\r".as_bytes(),
+        b"{\"type\":\"pty_input\"",
+    ];
 
     proptest! {
+        #![proptest_config(settings())]
+
+        /// Fuzz target of input frames: each is typed as its text or its data, or refused.
+        #[test]
+        fn edited_frames_are_typed_or_refused(bytes in edited(&RECORDED, &[b"\"data\":", b"{", b"\"", b"\\ud800", b"\x00"])) {
+            let Ok(text) = std::str::from_utf8(&bytes) else { return Ok(()) };
+            let object = text.starts_with('{').then(|| serde_json::from_str::<Value>(text).ok()).flatten();
+            match (keys_of(text), object.filter(|object| object["type"] == "pty_input")) {
+                (Ok(keys), None) => prop_assert_eq!(keys, text.as_bytes()),
+                (Ok(keys), Some(object)) => prop_assert_eq!(Some(&keys[..]), object["data"].as_str().map(str::as_bytes)),
+                (Err(_), object) => prop_assert!(object.is_some_and(|object| !object["data"].is_string())),
+            }
+        }
+
         /// Only an object of type `pty_input` is not typed as it is.
         #[test]
         fn any_text_is_typed_or_refused(text in prop_oneof![

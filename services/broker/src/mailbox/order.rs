@@ -227,9 +227,12 @@ impl KnownIds {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use relay_wire::nodes::engine_frame::{self, EngineFrame};
     use serde_json::json;
 
     use super::*;
+    use crate::edits::{edited, settings};
 
     fn frame(seq: u64, msg_id: &str, kind: &str) -> Deliver {
         let frame = json!({
@@ -305,5 +308,43 @@ mod tests {
         assert_eq!(room, Some(MOST_QUEUED / 2 - 1));
         mailbox.on_reconnected();
         assert_eq!(bodies(&take(&mut mailbox, next, "next")), ["next"]);
+    }
+
+    /// Frames as engines send them.
+    const RECORDED: [&[u8]; 4] = [
+        br#"{"v":1,"type":"deliver","delivery_id":"d1","agent_id":"7","agent":"ada","msg_id":"m1","seq":1,"mode":"wait","payload":{"type":"message.created","data":{"text":"one","agent_name":"bob","channel_name":"general"}}}"#,
+        br#"{"v":1,"type":"deliver","delivery_id":"d2","agent_id":"7","agent":"ada","msg_id":"m2","seq":2,"mode":"steer","payload":{"type":"dm.received","data":{"text":"two","from_name":"bob","priority":4,"metadata":{"relay_from":"x"}}}}"#,
+        br#"{"v":1,"type":"deliver","delivery_id":"d3","agent_id":"7","agent":"ada","msg_id":"m3","seq":3,"mode":"wait","payload":{"type":"delivery.expired","data":{}}}"#,
+        br#"{"v":1,"type":"deliver","delivery_id":"d0","agent_id":"7","agent":"ada","msg_id":"m0","seq":0,"mode":"wait","payload":{"type":"action.completed","data":{"output":{"a":[1]}}}}"#,
+    ];
+
+    proptest! {
+        #![proptest_config(settings())]
+
+        /// Fuzz target of engine frames: order, acks and bounds hold whatever comes.
+        #[test]
+        fn edited_frames_keep_the_order(
+            frames in prop::collection::vec(edited(&RECORDED, &[b"\"seq\":2", b"18446744073709551615", b"null", b"{"]), 1..12)
+        ) {
+            let mut mailbox = Mailbox::new("7", "1", 0, []);
+            let (mut last, mut acked) = (0, 0);
+            for bytes in RECORDED.iter().map(|seed| seed.to_vec()).chain(frames) {
+                let text = String::from_utf8_lossy(&bytes);
+                // Edits join frames; the parts between them may be whole.
+                for part in text.split_inclusive("}}}") {
+                    let Ok(EngineFrame::Deliver(frame)) = engine_frame::decode(part) else { continue };
+                    if let Verdict::Taken { messages, .. } = mailbox.on_frame(*frame, 0) {
+                        for seq in messages.iter().filter_map(|message| message.seq) {
+                            prop_assert!(seq > last, "{} follows {}", seq, last);
+                            last = seq;
+                        }
+                    }
+                    prop_assert!(mailbox.acked() >= acked, "the ack falls");
+                    acked = mailbox.acked();
+                    prop_assert!(mailbox.early.len() <= MOST_EARLY);
+                }
+            }
+            prop_assert_eq!(acked, 0, "the first message is unsettled");
+        }
     }
 }

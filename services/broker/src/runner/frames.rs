@@ -69,6 +69,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{
+        edits::{edited, settings},
+        runner::requests,
+    };
 
     #[test]
     fn only_the_envelope_is_a_frame() {
@@ -107,13 +111,42 @@ mod tests {
         prop::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())
     }
 
+    /// The frames that the packages are tested against.
+    fn recorded() -> impl Strategy<Value = Vec<u8>> {
+        let lines = include_str!("../../../../runners/transcript.jsonl").lines();
+        let frames: Vec<String> = lines
+            .filter_map(|line| Some(serde_json::from_str::<Value>(line).ok()?.get("frame")?.to_string()))
+            .collect();
+        let frames: Vec<&[u8]> = frames.iter().map(String::as_bytes).collect();
+        edited(&frames, &[b"{", b"}", b"\"", b"\\u0000", b"1e999"])
+    }
+
     proptest! {
+        #![proptest_config(settings())]
+
         #[test]
         fn any_text_is_a_frame_or_refused(text in texts()) {
             if let Some(frame) = decode(&text) {
                 let value: Value = serde_json::from_str(&text).expect("JSON");
                 prop_assert_eq!(&value["v"], VERSION);
                 prop_assert_eq!(&value["type"], frame.kind.as_str());
+            }
+        }
+
+        /// Fuzz target of runner frames.
+        #[test]
+        fn edited_frames_are_frames_or_refused(bytes in recorded()) {
+            let text = String::from_utf8_lossy(&bytes);
+            if let Some(frame) = decode(&text) {
+                prop_assert_eq!(frame.v, VERSION);
+                // A name of any kind stays one part of the path.
+                if let Ok((_, path, _)) = requests::route(&frame.kind, &frame.payload) {
+                    prop_assert!(path.starts_with("/api/") && path.matches('/').count() <= 4, "{}", path);
+                    prop_assert!(!path.contains(".."), "{}", path);
+                }
+                let answered = answer(frame.request_id.as_deref(), Ok(frame.payload));
+                let again = decode(&answered).map(|answered| answered.request_id);
+                prop_assert_eq!(again, Some(frame.request_id));
             }
         }
 

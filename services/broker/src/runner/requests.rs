@@ -41,7 +41,7 @@ pub(super) async fn call(routes: Router, key: &str, kind: &str, payload: &Value)
     })
 }
 
-fn route(kind: &str, payload: &Value) -> Result<(Method, String, Value), Refusal> {
+pub(super) fn route(kind: &str, payload: &Value) -> Result<(Method, String, Value), Refusal> {
     let name = || {
         let name = payload["name"].as_str();
         let name = name.ok_or_else(|| Refusal::new("frame_failed", format!("{kind} needs a name")))?;
