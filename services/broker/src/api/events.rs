@@ -8,7 +8,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
-use tokio::time::{Duration, Instant, interval};
+use tokio::time::{Duration, Instant, interval, timeout};
 
 use super::{
     error::ApiError,
@@ -59,7 +59,7 @@ async fn serve(mut socket: WebSocket, mut subscription: Subscription) {
                 Next::FellBehind => {
                     let frame = CloseFrame { code: close_code::AGAIN, reason: "too slow".into() };
                     // The reader may have gone.
-                    let _ = socket.send(Message::Close(Some(frame))).await;
+                    let _ = send(&mut socket, Message::Close(Some(frame))).await;
                     return;
                 }
             },
@@ -74,7 +74,7 @@ async fn serve(mut socket: WebSocket, mut subscription: Subscription) {
                 if last_inbound.elapsed() >= SILENCE {
                     return;
                 }
-                socket.send(Message::Ping(Vec::new().into())).await
+                send(&mut socket, Message::Ping(Vec::new().into())).await
             }
         };
         if sent.is_err() {
@@ -83,9 +83,20 @@ async fn serve(mut socket: WebSocket, mut subscription: Subscription) {
     }
 }
 
-async fn send_all(socket: &mut WebSocket, events: Vec<std::sync::Arc<str>>) -> Result<(), axum::Error> {
+async fn send_all(socket: &mut WebSocket, events: Vec<std::sync::Arc<str>>) -> Result<(), Gone> {
     for event in events {
-        socket.send(Message::text(&*event)).await?;
+        send(socket, Message::text(&*event)).await?;
     }
     Ok(())
 }
+
+/// Sends to a reader that takes each frame in time. Any other would keep its place among the subscribers for ever.
+async fn send(socket: &mut WebSocket, message: Message) -> Result<(), Gone> {
+    match timeout(SILENCE, socket.send(message)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) | Err(_) => Err(Gone),
+    }
+}
+
+/// The reader has closed the socket, or takes nothing.
+struct Gone;
