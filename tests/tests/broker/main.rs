@@ -20,5 +20,6 @@ mod runner;
 mod scene;
 mod secrets;
 mod storm;
+mod traces;
 mod transcript;
 mod verdicts;

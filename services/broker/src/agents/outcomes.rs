@@ -90,6 +90,9 @@ impl AgentTask {
 
     pub(super) fn settle(&self, settlement: &Settlement) {
         let message = &settlement.message;
+        if let Some(seq) = message.seq {
+            self.mailbox.note(seq, settlement.level.as_str(), settlement.method);
+        }
         self.acknowledge(message.seq);
         self.report_settlement(settlement);
         let (delivery, from, to) = (reference(message), message.author.name.clone(), message.target.clone());

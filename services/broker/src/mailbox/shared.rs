@@ -1,12 +1,13 @@
 //! [`SharedMailbox`]: one agent's mailbox between the engine link, which fills it, and the agent's task.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::{Mutex, PoisonError},
 };
 
 use relay_wire::nodes::engine_frame::Deliver;
 use tokio::sync::Notify;
+use tracing::{Span, field};
 
 use super::{Mailbox, Message, Verdict};
 use crate::{clock, metric_names};
@@ -29,6 +30,8 @@ struct Content {
     arrived: VecDeque<Message>,
     /// Messages that the agent has read, as far as the task has not fetched them.
     read: VecDeque<String>,
+    /// Spans from the frame to the ack, of messages above the acked position.
+    spans: BTreeMap<u64, Span>,
 }
 
 /// Answer to a frame.
@@ -43,17 +46,24 @@ pub(crate) enum FrameAnswer {
 impl SharedMailbox {
     pub(crate) fn new(mailbox: Mailbox) -> Self {
         Self {
-            content: Mutex::new(Content { mailbox, arrived: VecDeque::new(), read: VecDeque::new() }),
+            content: Mutex::new(Content {
+                mailbox,
+                arrived: VecDeque::new(),
+                read: VecDeque::new(),
+                spans: BTreeMap::new(),
+            }),
             arrived: Notify::new(),
         }
     }
 
     /// Takes a frame of the engine.
     pub(crate) fn on_frame(&self, frame: Deliver, now_ms: i64) -> FrameAnswer {
-        let seq = frame.seq;
+        let (seq, agent) = (frame.seq, frame.agent.clone());
         let (verdict, acked) = self.with(|content| {
             let verdict = content.mailbox.on_frame(frame, now_ms);
             if let Verdict::Taken { messages, .. } = &verdict {
+                let spans = messages.iter().filter_map(|message| Some((message.seq?, delivery_span(&agent, message))));
+                content.spans.extend(spans);
                 content.arrived.extend(messages.iter().cloned());
             }
             (verdict, content.mailbox.acked())
@@ -105,13 +115,32 @@ impl SharedMailbox {
 
     /// A message was typed. Returns `true` if refused frames can now be fetched again.
     pub(crate) fn on_typed(&self, message: &Message) -> bool {
-        self.with(|content| content.mailbox.on_typed(message))
+        self.with(|content| {
+            if let Some(span) = message.seq.and_then(|seq| content.spans.get(&seq)) {
+                // A moment: the message is handed to the terminal.
+                drop(tracing::info_span!(parent: span, "node.injection"));
+            }
+            content.mailbox.on_typed(message)
+        })
+    }
+
+    /// Notes in its trace how far a message is known to have got.
+    pub(crate) fn note(&self, seq: u64, level: &str, method: &str) {
+        self.with(|content| {
+            if let Some(span) = content.spans.get(&seq) {
+                span.record("delivery.level", level);
+                span.record("delivery.method", method);
+            }
+        });
     }
 
     /// Settles a message. Returns the position to acknowledge, if it rises.
     pub(crate) fn settle(&self, seq: u64) -> Option<u64> {
         let (position, waits) = self.with(|content| {
             let position = content.mailbox.settle(seq);
+            if let Some(acked) = position {
+                content.spans = content.spans.split_off(&(acked + 1));
+            }
             (position, content.mailbox.take_ack_waits(clock::unix_ms()))
         });
         for wait in waits {
@@ -138,4 +167,16 @@ impl SharedMailbox {
     fn with<T>(&self, step: impl FnOnce(&mut Content) -> T) -> T {
         step(&mut self.content.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// The trace of a message on this node: from its frame to the ack that covers it.
+fn delivery_span(agent: &str, message: &Message) -> Span {
+    tracing::info_span!(
+        "node.delivery",
+        agent.name = agent,
+        message.id = message.event_id,
+        delivery.id = message.delivery_id,
+        delivery.level = field::Empty,
+        delivery.method = field::Empty,
+    )
 }
