@@ -77,6 +77,11 @@ impl EventLog {
         self.collected.lock().unwrap_or_else(PoisonError::into_inner).output_bytes
     }
 
+    /// Returns gaps between durable events, and reports of missing output.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        self.collected.lock().unwrap_or_else(PoisonError::into_inner).problems.clone()
+    }
+
     /// Fails if an event was missed or output was dropped.
     pub(crate) fn check_complete(&self) -> Result<()> {
         let collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);

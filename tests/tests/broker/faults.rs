@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
+use crate::event_log::EventLog;
 use crate::harness::Harnesses;
 use crate::scene::{SOON, Scene, is_running, numbered};
 
@@ -133,6 +134,39 @@ async fn fault_11_a_fresh_client_is_told_of_no_gap() -> Result<()> {
     let frame: Value = serde_json::from_str(frame.to_text()?)?;
     assert_eq!(frame["seq"], 1, "{frame}");
     assert_ne!(frame["kind"], "replay_gap");
+    Ok(())
+}
+
+#[tokio::test]
+async fn fault_14_a_reader_that_lags_misses_no_durable_event() -> Result<()> {
+    /// Far above what the broker and the kernel hold for a reader.
+    const FLOOD_BYTES: usize = 48 << 20;
+    let scene = Scene::new("lagging").await?;
+    let lagging = EventLog::subscribe(&scene.broker, Duration::from_millis(10)).await?;
+    let quick = EventLog::subscribe(&scene.broker, Duration::ZERO).await?;
+    scene.spawn("flood", "cooked", &["--flood", "20000000"]).await?;
+    let agent = scene.spawn("calm", "cooked", &[]).await?;
+    let bodies = numbered(1, 60);
+    for body in &bodies {
+        scene.sender.dm("calm", body).await?.success()?;
+    }
+    scene.wait_for("calm", &agent, &bodies, 60).await?;
+    wait::until_ok("the flood", SOON * 2, || async {
+        ensure!(quick.output_bytes() > FLOOD_BYTES, "{} bytes", quick.output_bytes());
+        anyhow::Ok(())
+    })
+    .await?;
+    scene.broker.call("DELETE", "/api/spawned/flood", None).await?;
+    wait::until_ok("the last event", SOON, || async {
+        ensure!(!lagging.events("flood", "agent_released").is_empty(), "not yet");
+        anyhow::Ok(())
+    })
+    .await?;
+    // Output is missing, and said to be; no durable event is.
+    let problems = lagging.problems();
+    let is_output = |problem: &String| problem.contains("worker_stream_dropped");
+    ensure!(!problems.is_empty() && problems.iter().all(is_output), "{problems:?}");
+    assert_eq!(lagging.events("calm", "delivery_verified").len(), 60);
     Ok(())
 }
 
