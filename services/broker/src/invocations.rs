@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    agents::{AgentError, Services, SpawnSource, Spawner},
+    agents::{AgentError, AgentHandle, Services, SpawnSource, Spawner},
     api::{SpawnBody, release_agent},
     runner::Runners,
 };
@@ -147,12 +147,20 @@ async fn run_handler(services: &Services, runners: &Runners, invoke: ActionInvok
 }
 
 async fn release(services: &Services, invoke: &ActionInvoke) -> Result<Value, String> {
+    let agents = services.agents.list();
     let by_id = || {
         let id = invoke.agent_id.as_deref()?;
-        services.agents.list().into_iter().find(|agent| agent.agent_id == id).map(|agent| agent.spec.name.clone())
+        agents.iter().find(|agent| agent.agent_id == id).map(|agent| agent.spec.name.clone())
     };
     let named = invoke.agent_name.clone().or_else(|| text(&invoke.input, &["name", "agent_name", "agent"]));
     let name = named.or_else(by_id).ok_or("release_missing_agent_name")?;
+    let workspace = &services.identity.workspace_id;
+    let is_elsewhere =
+        |agent: &AgentHandle| agent.spec.name == name && agent.spec.workspace.as_ref() != Some(workspace);
+    if agents.iter().any(is_elsewhere) {
+        // Another workspace's agent of this name: this workspace has none.
+        return Ok(json!({ "released": true, "name": name }));
+    }
     release_agent(services, &name, text(&invoke.input, &["reason"])).await;
     Ok(json!({ "released": true, "name": name }))
 }

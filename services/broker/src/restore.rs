@@ -8,7 +8,7 @@ use relay_pty::{Leftover, ProcessIdentity, PtyHost};
 use tokio::time::sleep;
 
 use crate::{
-    agents::{AgentError, AgentSpec, SpawnSource, Spawner},
+    agents::{AgentError, AgentSpec, Members, SpawnSource},
     state::{AgentRecord, LedgerTask, Roster, RosterFile},
 };
 
@@ -60,9 +60,18 @@ pub(crate) fn survivors(previous: RosterFile, resume: bool, ledger: &LedgerTask,
 }
 
 /// Starts the agents again, one after the other, however long the engine is unavailable.
-pub(crate) async fn start(spawner: Spawner, survivors: Vec<Survivor>, roster: Arc<Roster>) {
+pub(crate) async fn start(members: Members, survivors: Vec<Survivor>, roster: Arc<Roster>) {
     for Survivor { spec, had } in survivors {
         let name = spec.name.clone();
+        let Some(spawner) = members.named(spec.workspace.as_deref()) else {
+            tracing::error!(
+                agent.name = name,
+                workspace = spec.workspace,
+                "the workspace of an agent is not joined any more"
+            );
+            forget(&roster, name).await;
+            continue;
+        };
         let outcome = loop {
             match spawner.spawn(spec.clone(), SpawnSource::Restart, had.clone()).await {
                 Err(error) if error.is_passing() => {

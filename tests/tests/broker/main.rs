@@ -23,3 +23,4 @@ mod storm;
 mod traces;
 mod transcript;
 mod verdicts;
+mod workspaces;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Deref,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::Duration,
@@ -24,13 +25,36 @@ use crate::{
     state::{Ledger, ProjectFiles, Roster},
 };
 
-/// Handles and settings of the broker. Cheap to share.
+/// What the agents of one workspace share. Cheap to share.
 #[derive(Clone)]
 pub(crate) struct Services {
-    pub(crate) host: PtyHost,
+    pub(crate) shared: Shared,
     pub(crate) link: EngineLink,
-    pub(crate) engine: Engine,
     pub(crate) identity: Arc<Identity>,
+}
+
+impl Services {
+    /// Name of the workspace in typed messages, where there are several.
+    pub(crate) fn workspace_label(&self) -> Option<String> {
+        let Identity { workspace_alias, workspace_id, .. } = self.identity.as_ref();
+        let label = || workspace_alias.clone().unwrap_or_else(|| workspace_id.clone());
+        self.settings.names_workspace.then(label)
+    }
+}
+
+impl Deref for Services {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+/// Handles and settings of the broker, the same for all workspaces. Cheap to share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) host: PtyHost,
+    pub(crate) engine: Engine,
     pub(crate) hub: Arc<Hub>,
     pub(crate) ledger: Ledger,
     pub(crate) roster: Arc<Roster>,
@@ -53,6 +77,8 @@ pub(crate) struct Services {
 #[derive(Debug)]
 pub(crate) struct AgentSettings {
     pub(crate) working_directory: PathBuf,
+    /// Messages say of which workspace they are: there are several.
+    pub(crate) names_workspace: bool,
     /// URL of the local API.
     pub(crate) api_url: String,
     /// User as whom agents run, if not the broker's own.

@@ -58,6 +58,11 @@ impl Spawner {
         Self { services }
     }
 
+    /// What the agents of this workspace share.
+    pub(crate) fn services(&self) -> &Services {
+        &self.services
+    }
+
     /// Starts an agent. `had` are the messages that its session has already.
     pub(crate) async fn spawn(
         &self,
@@ -66,6 +71,7 @@ impl Spawner {
         had: Vec<String>,
     ) -> Result<Spawned, AgentError> {
         let services = &self.services;
+        spec.workspace = Some(services.identity.workspace_id.clone());
         self.introduce(&mut spec).await?;
         let reservation = services.agents.reserve(&spec.name, services.settings.max_agents)?;
         let (hosted, pre_registered) = match &spec.agent_token {
@@ -163,7 +169,7 @@ impl Spawner {
         let tools = harness.filter(|_| has_tools);
         Profile {
             agent: spec.name.clone(),
-            workspace_alias: None,
+            workspace_alias: self.services.workspace_label(),
             strategy: spec.verification.apply(harness.map_or(Strategy::OTHER, Harness::strategy)),
             usable: RequiredChannels {
                 echo: true,

@@ -12,6 +12,9 @@ use super::Headless;
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct AgentSpec {
     pub(crate) name: String,
+    /// Id or alias of its workspace, as it was asked for; the id once it was started.
+    #[serde(default)]
+    pub(crate) workspace: Option<String>,
     /// Command line or label, as drivers are shown it.
     pub(crate) cli: String,
     pub(crate) program: String,

@@ -37,6 +37,9 @@ const MAX_BODY: usize = 8 << 20;
 /// Published clients give up after 30 s.
 const ROUTE_TIMEOUT: Duration = Duration::from_secs(25);
 
+/// Text of the refusal of a workspace that was not joined.
+const UNKNOWN_WORKSPACE: &str = "this broker is not in that workspace";
+
 pub(crate) fn router(api: Api) -> Router {
     let sockets = Router::new()
         .route("/ws", get(events::stream))

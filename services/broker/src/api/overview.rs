@@ -76,7 +76,17 @@ pub(super) async fn status(ready: Ready) -> Json<Value> {
             }));
         }
     }
-    let identity = &services.identity;
+    let workspaces = ready.members.identities().enumerate().map(|(index, identity)| {
+        json!({
+            "workspace_id": identity.workspace_id,
+            "workspace_alias": identity.workspace_alias,
+            "self_name": identity.agent_name,
+            "self_agent_id": identity.agent_id,
+            "authenticated": true,
+            "default": index == 0,
+        })
+    });
+    let workspaces = workspaces.collect::<Vec<_>>();
     Json(json!({
         "agent_count": agents.len(),
         "agents": agents.iter().map(entry).collect::<Vec<_>>(),
@@ -84,16 +94,9 @@ pub(super) async fn status(ready: Ready) -> Json<Value> {
         "pending_deliveries": pending,
         "auth": {
             "authenticated": true,
-            "workspace_count": 1,
-            "default_workspace_id": identity.workspace_id,
-            "workspaces": [{
-                "workspace_id": identity.workspace_id,
-                "workspace_alias": identity.workspace_alias,
-                "self_name": identity.agent_name,
-                "self_agent_id": identity.agent_id,
-                "authenticated": true,
-                "default": true,
-            }],
+            "workspace_count": workspaces.len(),
+            "default_workspace_id": services.identity.workspace_id,
+            "workspaces": workspaces,
         },
     }))
 }

@@ -6,10 +6,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
+    UNKNOWN_WORKSPACE,
     error::{ApiError, ApiResult},
     extract::{Body, Ready},
 };
-use crate::engine::{EngineError, Request};
+use crate::{
+    agents::AgentHandle,
+    engine::{EngineError, Request},
+};
 
 /// Body of `POST /api/send`.
 #[derive(Debug, Default, Deserialize)]
@@ -41,8 +45,6 @@ pub(super) async fn send(ready: Ready, body: Body) -> ApiResult<Json<Value>> {
 
 /// Posts a message and returns the answer for drivers.
 pub(super) async fn post(ready: &Ready, body: SendBody) -> ApiResult<Value> {
-    let services = &ready.services;
-    let identity = &services.identity;
     let texts = [body.message, body.text, body.body, body.content];
     let text = texts.into_iter().flatten().find(|text| !text.trim().is_empty());
     let text = text.ok_or_else(|| ApiError::invalid("text must not be blank"))?;
@@ -53,12 +55,15 @@ pub(super) async fn post(ready: &Ready, body: SendBody) -> ApiResult<Value> {
     if !matches!(mode.as_str(), "wait" | "steer") {
         return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_mode", "mode is wait or steer"));
     }
-    let is_ours = body.workspace_id.is_none_or(|id| id == identity.workspace_id)
-        && body.workspace_alias.is_none_or(|alias| Some(alias) == identity.workspace_alias);
-    if !is_ours {
-        return Err(ApiError::invalid("this broker is not in that workspace"));
-    }
-    let author = body.from.as_deref().and_then(|from| services.agents.get(from).ok());
+    let author = body.from.as_deref().and_then(|from| ready.services.agents.get(from).ok());
+    // An agent writes in its own workspace, unless another one is named: there it is no author.
+    let own = author.as_ref().and_then(|author| author.spec.workspace.clone());
+    let id = body.workspace_id.or_else(|| own.filter(|_| body.workspace_alias.is_none()));
+    let member = ready.members.find(id.as_deref(), body.workspace_alias.as_deref());
+    let services = member.ok_or_else(|| ApiError::invalid(UNKNOWN_WORKSPACE))?.services();
+    let identity = &services.identity;
+    let is_here = |author: &AgentHandle| author.spec.workspace.as_ref() == Some(&identity.workspace_id);
+    let author = author.filter(is_here);
     let mut metadata = body.data.unwrap_or_default();
     if let Some(priority) = body.priority {
         metadata.insert("priority".to_owned(), priority);
@@ -85,7 +90,7 @@ pub(super) async fn post(ready: &Ready, body: SendBody) -> ApiResult<Value> {
     };
     let posted = services.engine.call(request).await.map_err(|error| recipient_error(error, &body.to))?;
     let event_id = posted["message"]["id"].as_str().or(posted["id"].as_str()).unwrap_or_default();
-    let is_local = to.is_some_and(|to| services.agents.get(to).is_ok());
+    let is_local = to.is_some_and(|to| services.agents.get(to).is_ok_and(|agent| is_here(&agent)));
     Ok(json!({
         "success": true,
         "event_id": event_id,

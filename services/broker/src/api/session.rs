@@ -4,16 +4,17 @@ use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
 use super::{Api, extract::Ready};
-use crate::{clock, engine::Identity, version::VERSION};
+use crate::{agents::Members, clock, engine::Identity, version::VERSION};
 
 /// Version of this API.
 const PROTOCOL_VERSION: u32 = 2;
 
 /// `GET /health`: true figures, and no secret.
 pub(super) async fn health(State(api): State<Api>) -> Json<Value> {
-    let services = api.broker().map(|broker| &broker.services);
+    let broker = api.broker();
+    let services = broker.map(|broker| &broker.services);
     let identity = services.map(|services| &services.identity);
-    let is_connected = services.is_some_and(|services| services.link.is_up());
+    let is_connected = broker.is_some_and(|broker| broker.members.are_connected());
     let agents = services.map(|services| services.agents.list()).unwrap_or_default();
     let pending: usize = agents.iter().map(|agent| agent.info.borrow().pending_count).sum();
     Json(json!({
@@ -23,7 +24,7 @@ pub(super) async fn health(State(api): State<Api>) -> Json<Value> {
         "uptimeMs": clock::millis(clock::uptime()),
         "workspaceId": identity.map(|identity| &identity.workspace_id),
         "defaultWorkspaceId": identity.map(|identity| &identity.workspace_id),
-        "memberships": identity.map(|identity| memberships(identity)).unwrap_or_else(|| json!([])),
+        "memberships": broker.map_or_else(|| json!([]), |broker| memberships(&broker.members)),
         "agentCount": agents.len(),
         "pendingDeliveryCount": pending,
         "wsConnections": api.inner.hub.subscriber_count(),
@@ -58,7 +59,7 @@ pub(super) async fn config(ready: Ready) -> Json<Value> {
     Json(json!({
         "workspaceKey": identity.workspace_key,
         "defaultWorkspaceId": identity.workspace_id,
-        "memberships": memberships(identity),
+        "memberships": memberships(&ready.members),
     }))
 }
 
@@ -68,8 +69,9 @@ pub(super) async fn shutdown(ready: Ready) -> Json<Value> {
     Json(json!({ "status": "shutting_down" }))
 }
 
-pub(super) fn memberships(identity: &Identity) -> Value {
-    json!([{ "workspace_id": identity.workspace_id, "workspace_alias": identity.workspace_alias }])
+fn memberships(members: &Members) -> Value {
+    let entry = |identity: &Identity| json!({ "workspace_id": identity.workspace_id, "workspace_alias": identity.workspace_alias });
+    members.identities().map(entry).collect()
 }
 
 /// Resident memory of this process.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Broker,
+    Broker, UNKNOWN_WORKSPACE,
     error::{ApiError, ApiResult},
     extract::{Body, Path, Ready},
 };
@@ -38,6 +38,10 @@ pub(crate) struct SpawnBody {
     #[serde(alias = "continue_from")]
     pub(crate) continue_from: Option<String>,
     pub(crate) channels: Vec<String>,
+    #[serde(alias = "workspace_id")]
+    pub(crate) workspace_id: Option<String>,
+    #[serde(alias = "workspace_alias")]
+    pub(crate) workspace_alias: Option<String>,
     pub(crate) cwd: Option<String>,
     pub(crate) team: Option<String>,
     pub(crate) parent: Option<String>,
@@ -104,7 +108,8 @@ pub(super) async fn spawn(ready: Ready, body: Body) -> ApiResult<Json<Value>> {
 pub(crate) async fn start_agent(broker: &Broker, spec: AgentSpec, source: SpawnSource) -> Result<Value, AgentError> {
     let (name, model, session) = (spec.name.clone(), spec.model.clone(), spec.session_id.clone());
     let runtime = spec.runtime();
-    let spawner = broker.spawner.clone();
+    let member = broker.members.named(spec.workspace.as_deref());
+    let spawner = member.cloned().ok_or_else(|| AgentError::Invalid(UNKNOWN_WORKSPACE.to_owned()))?;
     let running = broker.services.tasks.spawn(async move { spawner.spawn(spec, source, Vec::new()).await });
     let spawned = running.await.map_err(|error| AgentError::State(error.to_string()))??;
     Ok(json!({
@@ -171,6 +176,7 @@ impl SpawnBody {
         let task = self.task.filter(|task| !task.trim().is_empty());
         Ok(AgentSpec {
             name: self.name,
+            workspace: self.workspace_id.or(self.workspace_alias),
             cli: label.unwrap_or_else(|| command_line.clone()),
             program,
             args: words.into_iter().chain(own_args).collect(),

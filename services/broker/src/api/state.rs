@@ -6,7 +6,7 @@ use relay_runtime::metrics;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    agents::{Services, Spawner},
+    agents::{Members, Services},
     events::Hub,
     lease::Lease,
     runner::Runners,
@@ -35,8 +35,10 @@ pub(crate) struct Inner {
 
 /// The broker in operation.
 pub(crate) struct Broker {
+    /// Of the default workspace.
     pub(crate) services: Services,
-    pub(crate) spawner: Spawner,
+    /// All workspaces.
+    pub(crate) members: Members,
     pub(crate) runners: Arc<Runners>,
 }
 

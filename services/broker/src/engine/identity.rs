@@ -21,6 +21,10 @@ const CHANNELS: [&str; 2] = ["general", "engineering"];
 #[derive(Debug)]
 pub(crate) struct JoinRequest {
     pub(crate) instance: String,
+    /// The workspace that the key is expected to be of.
+    pub(crate) workspace_id: Option<String>,
+    /// Name of the workspace for people and agents; the engine's own by default.
+    pub(crate) workspace_alias: Option<String>,
     pub(crate) workspace_key: Option<String>,
     pub(crate) agent_type: String,
     pub(crate) channels: Vec<String>,
@@ -70,6 +74,9 @@ pub(crate) async fn join(engine: &Engine, request: JoinRequest) -> Result<Identi
     };
     let workspace = patiently(engine, || Request::get(&["workspace"], &workspace_key)).await?;
     let workspace_id = text(&workspace, "id")?;
+    if let Some(expected) = request.workspace_id.as_deref().filter(|expected| *expected != workspace_id) {
+        bail!("the key of workspace {expected} belongs to workspace {workspace_id}");
+    }
     let own = register_own_agent(engine, &workspace_key, &request).await?;
     let (agent_name, agent_token) = (text(&own, "name")?, text(&own, "token")?);
     let agent_id = match own["id"].as_str().or_else(|| own["agent_id"].as_str()) {
@@ -77,7 +84,7 @@ pub(crate) async fn join(engine: &Engine, request: JoinRequest) -> Result<Identi
         None => text(&engine.call(Request::get(&["agents", &agent_name], &workspace_key)).await?, "id")?,
     };
     let mut identity = Identity {
-        workspace_alias: workspace["name"].as_str().map(str::to_owned),
+        workspace_alias: request.workspace_alias.clone().or_else(|| workspace["name"].as_str().map(str::to_owned)),
         node_id: match &request.node_token {
             Some(_) => request.machine_seed.clone(),
             None => node_id(&request.machine_seed, &request.working_directory, &workspace_id),

@@ -36,6 +36,6 @@ impl TypedLine {
 }
 
 /// The text of a message for an agent without a terminal.
-pub(crate) fn plain_line(message: &Message) -> String {
-    TypedLine::new(message, None, TypingMode::BracketedPaste).line
+pub(crate) fn plain_line(message: &Message, workspace_alias: Option<&str>) -> String {
+    TypedLine::new(message, workspace_alias, TypingMode::BracketedPaste).line
 }

@@ -111,7 +111,7 @@ async fn serve_metrics(
     let Some(address) = settings.metrics else { return Ok(None) };
     let closing = api.inner.closing.clone();
     let api = api.clone();
-    let readiness = Arc::new(move || api.broker().is_some_and(|broker| broker.services.link.is_up()));
+    let readiness = Arc::new(move || api.broker().is_some_and(|broker| broker.members.are_connected()));
     let served = metrics::serve(address, recorder, readiness, closing).await;
     let (_, server) = served.with_context(|| format!("listen on {address}"))?;
     Ok(Some(tasks.spawn("metrics-server", server)))

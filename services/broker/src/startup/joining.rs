@@ -3,11 +3,14 @@
 use std::{env, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use serde_json::Value;
+use futures::future::try_join_all;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::local_state::LocalState;
+use super::{
+    local_state::LocalState,
+    workspaces::{GivenWorkspace, given_workspaces},
+};
 use crate::{
     cli::Init,
     engine::{Engine, Identity, JoinRequest, join, machine_seed},
@@ -17,20 +20,23 @@ use crate::{
 /// The whole conversation.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Joins the workspace. `None` if the broker is stopped meanwhile.
+/// Joins the workspaces, the default one first. `None` if the broker is stopped meanwhile.
 pub(super) async fn join_engine(
     settings: &Init,
     state: &LocalState,
     directory: &StateDirectory,
     stop: &CancellationToken,
-) -> Result<Option<(Engine, Identity)>> {
+) -> Result<Option<(Engine, Vec<Identity>)>> {
     let url = engine_url(settings)?;
     let engine = Engine::new(&url)?;
-    let joining = join(&engine, join_request(settings, state, directory)?);
+    let given = workspaces(settings)?.into_iter().enumerate();
+    let requests = given.map(|(index, workspace)| join_request(settings, state, directory, workspace, index == 0));
+    let requests: Vec<JoinRequest> = requests.collect::<Result<_>>()?;
+    let joining = try_join_all(requests.into_iter().map(|request| join(&engine, request)));
     match stop.run_until_cancelled(timeout(JOIN_TIMEOUT, joining)).await {
         Some(joined) => {
-            let identity = joined.with_context(|| format!("{url} has not answered in time"))??;
-            Ok(Some((engine, identity)))
+            let identities = joined.with_context(|| format!("{url} has not answered in time"))??;
+            Ok(Some((engine, identities)))
         }
         None => Ok(None),
     }
@@ -47,33 +53,40 @@ fn engine_url(settings: &Init) -> Result<String> {
     Ok(url)
 }
 
-fn join_request(settings: &Init, state: &LocalState, directory: &StateDirectory) -> Result<JoinRequest> {
+fn workspaces(settings: &Init) -> Result<Vec<GivenWorkspace>> {
+    let key = settings.workspace_key.clone().filter(|key| !key.is_empty());
+    let key = key.or_else(|| ["RELAY_WORKSPACE_KEY", "RELAY_API_KEY"].into_iter().find_map(variable));
+    let (list, default) = (variable("RELAY_WORKSPACES_JSON"), variable("RELAY_DEFAULT_WORKSPACE"));
+    given_workspaces(key, list.as_deref(), default.as_deref())
+}
+
+/// The request for one workspace. A node token that was made elsewhere is for the default one.
+fn join_request(
+    settings: &Init,
+    state: &LocalState,
+    directory: &StateDirectory,
+    workspace: GivenWorkspace,
+    is_default: bool,
+) -> Result<JoinRequest> {
     let LocalState { instance, working_directory, .. } = state;
-    let given = settings.workspace_key.clone().filter(|key| !key.is_empty());
-    let keys = ["RELAY_WORKSPACE_KEY", "RELAY_API_KEY"];
-    let workspace_key = given.or_else(|| keys.into_iter().find_map(variable)).or_else(default_workspace_key);
+    let node_token = settings.node_token.clone().filter(|token| is_default && !token.is_empty());
+    let token_file = match &workspace.id {
+        Some(id) if !is_default => directory.file("node-token", &format!("{instance}-{id}"), "json"),
+        Some(_) | None => directory.file("node-token", instance, "json"),
+    };
     Ok(JoinRequest {
         instance: instance.to_owned(),
-        workspace_key,
+        workspace_id: workspace.id,
+        workspace_alias: workspace.alias,
+        workspace_key: workspace.key,
         agent_type: settings.agent_type.clone(),
         channels: settings.channels.iter().map(|name| name.trim_start_matches('#').to_owned()).collect(),
         machine_seed: machine_seed(variable("XDG_DATA_HOME").as_deref(), variable("HOME").as_deref())?,
         working_directory: working_directory.to_owned(),
         takes_over: directory.persistence() == Persistence::Kept,
-        node_token: settings.node_token.clone().filter(|token| !token.is_empty()),
-        token_file: directory.file("node-token", instance, "json"),
+        node_token,
+        token_file,
     })
-}
-
-/// Key of the default workspace in `RELAY_WORKSPACES_JSON`.
-fn default_workspace_key() -> Option<String> {
-    let workspaces: Vec<Value> = serde_json::from_str(&variable("RELAY_WORKSPACES_JSON")?).ok()?;
-    let default = variable("RELAY_DEFAULT_WORKSPACE");
-    let is_default = |workspace: &&Value| {
-        let names = [workspace["workspace_id"].as_str(), workspace["workspace_alias"].as_str()];
-        default.as_deref().is_none_or(|default| names.contains(&Some(default)))
-    };
-    workspaces.iter().find(is_default)?["api_key"].as_str().map(str::to_owned)
 }
 
 fn variable(name: &str) -> Option<String> {

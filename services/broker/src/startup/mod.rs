@@ -4,6 +4,7 @@ mod api_server;
 mod joining;
 mod local_state;
 mod operation;
+mod workspaces;
 
 use std::env;
 
@@ -35,8 +36,8 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     let server = ApiServer::start(&settings, directory, &tasks, recorder, stop.clone()).await?;
     tasks.spawn("ledger", ledger_task.run());
     let joined = join_engine(&settings, &state, &server.directory, &stop).await?;
-    let Some((engine, identity)) = joined else { return Ok(tasks.check()?) };
-    let operation = Operation::start(&settings, state, &server, engine, identity, &tasks);
+    let Some((engine, identities)) = joined else { return Ok(tasks.check()?) };
+    let operation = Operation::start(&settings, state, &server, engine, identities, &tasks);
 
     tokio::select! {
         () = stop.cancelled() => {}

@@ -12,7 +12,8 @@ use tokio_util::task::TaskTracker;
 use super::{api_server::ApiServer, local_state::LocalState};
 use crate::{
     agents::{
-        AckWatch, AgentCommand, AgentSettings, Agents, ContinuityFolder, Services, Spawner, run_receipts, run_reports,
+        AckWatch, AgentCommand, AgentSettings, Agents, ContinuityFolder, Members, Services, Shared, Spawner,
+        run_receipts, run_reports,
     },
     api::Broker,
     cli::Init,
@@ -37,41 +38,31 @@ const INVOCATIONS: usize = 256;
 /// The running broker.
 pub(super) struct Operation {
     services: Services,
+    members: Members,
     restoring: JoinHandle<()>,
-    invocations: JoinHandle<()>,
+    invocations: Vec<JoinHandle<()>>,
     reporters: Vec<JoinHandle<()>>,
 }
 
 impl Operation {
-    /// Starts the tasks, opens the API, and starts the agents of the previous broker again.
+    /// Starts the tasks, opens the API, and starts the agents of the previous broker again. The first identity is that
+    /// of the default workspace.
     pub(super) fn start(
         settings: &Init,
         state: LocalState,
         server: &ApiServer,
         engine: Engine,
-        identity: Identity,
+        identities: Vec<Identity>,
         tasks: &TaskSet,
     ) -> Self {
         let api = &server.api.inner;
-        let (invocation_sender, invocation_inbox) = mpsc::channel(INVOCATIONS);
-        let link_settings = LinkSettings {
-            engine: engine.clone(),
-            identity: identity.clone(),
-            socket_base: settings.engine_socket_url.clone().filter(|url| !url.is_empty()),
-            hub: api.hub.clone(),
-            manifest: bootstrap_manifest(settings, &identity),
-            invocations: invocation_sender,
-        };
-        let (link, link_task) = LinkTask::new(link_settings);
         let (receipts, receipts_inbox) = mpsc::channel(RECEIPTS);
         let (reports, reports_inbox) = mpsc::channel(RECEIPTS);
-        let agent_settings = agent_settings(settings, &state, server);
+        let agent_settings = agent_settings(settings, &state, server, identities.len());
         let LocalState { harnesses, host, roster, project_files, ledger, verification, crashes, survivors, .. } = state;
-        let services = Services {
+        let shared = Shared {
             host,
-            link,
             engine: engine.clone(),
-            identity: Arc::new(identity),
             hub: api.hub.clone(),
             ledger,
             roster: roster.clone(),
@@ -89,38 +80,67 @@ impl Operation {
             tasks: TaskTracker::new(),
             settings: Arc::new(agent_settings),
         };
-        let spawner = Spawner::new(services.clone());
-        tasks.spawn("engine-link", link_task.run());
+        let runners = Arc::<Runners>::default();
+        let joined =
+            identities.into_iter().map(|identity| serve_workspace(settings, &shared, &runners, identity, tasks));
+        let (members, invocations): (Vec<Spawner>, Vec<JoinHandle<()>>) = joined.unzip();
         let reporters = vec![
             tasks.spawn("reports", run_reports(engine.clone(), reports_inbox)),
             tasks.spawn("receipts", run_receipts(engine, api.hub.clone(), receipts_inbox)),
             tasks.spawn("verification-file", verification.keep_written()),
         ];
-        let runners = Arc::<Runners>::default();
-        let handlers = Handlers { services: services.clone(), spawner: spawner.clone(), runners: runners.clone() };
-        let invocations = tasks.spawn("invocations", invocations::run(handlers, invocation_inbox));
-        let is_new = api.broker.set(Broker { services: services.clone(), spawner: spawner.clone(), runners }).is_ok();
+        let members = Members::new(members);
+        let services = members.default_workspace().services().clone();
+        let is_new = api.broker.set(Broker { services: services.clone(), members: members.clone(), runners }).is_ok();
         debug_assert!(is_new, "the broker is set once");
-        let identity = &services.identity;
-        tracing::info!(node.id = identity.node_id, node.name = identity.node_name, "broker ready");
-        let restoring = spawn_isolated("restore", restore::start(spawner, survivors, roster));
-        Self { services, restoring, invocations, reporters }
+        let restoring = spawn_isolated("restore", restore::start(members.clone(), survivors, roster));
+        Self { services, members, restoring, invocations, reporters }
     }
 
     /// Ends the agents, writes the state, and says goodbye to the engine.
     pub(super) async fn stop(self) {
-        let Self { services, restoring, invocations, reporters } = self;
+        let Self { services, members, restoring, invocations, reporters } = self;
         restoring.abort();
-        invocations.abort();
+        invocations.iter().for_each(JoinHandle::abort);
         let running = services.roster.agents();
         stop_agents(&services.host, &services).await;
         keep_roster(services.roster.clone(), running).await;
-        if timeout(LEAVE_TIMEOUT, services.link.leave()).await.is_err() {
+        if timeout(LEAVE_TIMEOUT, members.leave()).await.is_err() {
             tracing::warn!("the engine was not told in time, it will notice");
         }
         reporters.iter().for_each(JoinHandle::abort);
         keep_learned(services.verification.clone()).await;
     }
+}
+
+/// Starts the node of one workspace: its socket, and what handles its invocations.
+fn serve_workspace(
+    settings: &Init,
+    shared: &Shared,
+    runners: &Arc<Runners>,
+    identity: Identity,
+    tasks: &TaskSet,
+) -> (Spawner, JoinHandle<()>) {
+    let (invocation_sender, invocation_inbox) = mpsc::channel(INVOCATIONS);
+    let (link, link_task) = LinkTask::new(LinkSettings {
+        engine: shared.engine.clone(),
+        identity: identity.clone(),
+        socket_base: settings.engine_socket_url.clone().filter(|url| !url.is_empty()),
+        hub: shared.hub.clone(),
+        manifest: bootstrap_manifest(settings, &identity),
+        invocations: invocation_sender,
+    });
+    tracing::info!(
+        workspace.id = identity.workspace_id,
+        node.id = identity.node_id,
+        node.name = identity.node_name,
+        "broker ready"
+    );
+    let services = Services { shared: shared.clone(), link, identity: Arc::new(identity) };
+    let spawner = Spawner::new(services.clone());
+    tasks.spawn("engine-link", link_task.run());
+    let handlers = Handlers { services, spawner: spawner.clone(), runners: runners.clone() };
+    (spawner, tasks.spawn("invocations", invocations::run(handlers, invocation_inbox)))
 }
 
 /// Ends all agents together.
@@ -159,8 +179,9 @@ fn bootstrap_manifest(settings: &Init, identity: &Identity) -> Manifest {
     Manifest::bootstrap(&identity.node_id, &identity.node_name, &settings.spawn, settings.max_agents)
 }
 
-fn agent_settings(settings: &Init, state: &LocalState, server: &ApiServer) -> AgentSettings {
+fn agent_settings(settings: &Init, state: &LocalState, server: &ApiServer, workspaces: usize) -> AgentSettings {
     AgentSettings {
+        names_workspace: workspaces > 1,
         working_directory: state.working_directory.clone(),
         api_url: server.local_url.clone(),
         account: state.account.clone(),

@@ -120,7 +120,7 @@ impl HeadlessTask {
             }
             None => return None,
         };
-        let text = plain_line(&message);
+        let text = plain_line(&message, self.base.launch.services.workspace_label().as_deref());
         let outcome: Pin<Box<dyn Future<Output = _> + Send>> = match &self.headless {
             Headless::Program(args) => Box::pin(self.program_run(args, text).finish()),
             Headless::AppServer(server) => {
