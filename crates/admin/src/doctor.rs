@@ -389,6 +389,24 @@ mod tests {
     }
 
     #[test]
+    fn insecure_settings_of_a_hosted_installation_are_findings() {
+        let examine = |host: &str, hosted| {
+            security_findings(&Installation {
+                database_url: format!("postgres://u@{host}/relay"),
+                nats: NatsServers { url: format!("nats://{host}:4222"), ca_file: None },
+                secret_keys: KeyList::default(),
+                has_signing_secret: false,
+                hosted,
+            })
+        };
+        assert_eq!(worst(&examine("127.0.0.1", false)), (Verdict::Ok, vec![]));
+        assert_eq!(worst(&examine("servers", false)), (Verdict::Warn, vec!["security"; 2]));
+        let hosted = examine("servers", true);
+        assert_eq!(worst(&hosted), (Verdict::Warn, vec!["security"; 4]));
+        assert!(hosted.iter().all(|finding| finding.fix.is_some()), "{hosted:?}");
+    }
+
+    #[test]
     fn unsafe_postgres_settings_are_found() {
         let clock = 1_700_000_000_000;
         assert_eq!(worst(&postgres_findings(&healthy(), clock)), (Verdict::Ok, vec![]));

@@ -3,6 +3,7 @@
 //! Used by the `main` functions of the services and by their request middleware. It knows nothing of messages,
 //! Postgres or NATS.
 
+pub mod allocator;
 pub mod cost;
 pub mod metrics;
 mod otel;

@@ -44,7 +44,7 @@ pub use actions::dispatches::{SentInvocation, UnsentInvocation};
 pub use actions::invocations::InvocationRow;
 pub use agents::addresses::AddressedAgent;
 pub use agents::bindings::{BindOutcome, NewBinding};
-pub use agents::lifecycle::{AgentChange, DeleteCondition, DeletedAgent, NewAgent, Registration};
+pub use agents::lifecycle::{AgentChange, DeleteCondition, DeletedAgent, NewAgent, Registration, StatusRow};
 pub use agents::presence::LastSeen;
 pub use agents::respawn::RespawnOutcome;
 pub use channels::all_conversations::WorkspaceConversation;

@@ -33,5 +33,18 @@ pub(crate) const EDIT_BYTES: &str =
 /// Output and error of the invocation `i`.
 pub(crate) const OUTCOME_BYTES: &str = concat!("(", json_bytes!("i.output"), " + coalesce(octet_length(i.error), 0))");
 
+/// Texts and JSON of the agent `a`.
+pub(crate) const AGENT_BYTES: &str = concat!(
+    "(coalesce(octet_length(a.persona), 0) + ",
+    json_bytes!("a.metadata"),
+    " + ",
+    json_bytes!("a.capabilities"),
+    ")"
+);
+
+/// Schemas of the action `c`.
+pub(crate) const ACTION_BYTES: &str =
+    concat!("(", json_bytes!("c.input_schema"), " + ", json_bytes!("c.output_schema"), ")");
+
 /// Events of a record.
 pub(crate) const RECORD_BYTES: &str = json_bytes!("events");

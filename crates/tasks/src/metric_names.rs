@@ -2,7 +2,7 @@
 
 /// Panics of tasks. Counter; label `task`: the name of a long-running task, or `request`, `connection`, `mailbox`, ….
 pub const TASK_PANICS: &str = "relay_task_panics_total";
-/// Bytes reserved for message bodies in memory. Gauge; label `use`: `deliveries` or `calls`.
+/// Bytes reserved for message bodies in memory. Gauge; label `use`: `deliveries`, `calls`, `answers` or `requests`.
 pub const BODY_BYTES: &str = "relay_body_bytes";
 /// Reads and calls that waited until others had freed memory for message bodies. Counter; label `use`.
 pub const BODY_WAITS: &str = "relay_body_waits_total";

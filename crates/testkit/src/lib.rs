@@ -17,9 +17,11 @@
 //! ```
 
 pub mod history;
+mod memory_limit;
 pub mod names;
 pub mod receiver;
 mod shared;
 
+pub use memory_limit::limit_memory;
 pub use relay_stack::{binaries, client, http, node, ports, process, proxy, servers, stack, wait};
 pub use shared::{Shared, shared};

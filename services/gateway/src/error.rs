@@ -110,6 +110,11 @@ impl ApiError {
         Self::unavailable("too_many_connections", message)
     }
 
+    /// 503: request bodies of this workspace or of this gateway take too much memory. Nothing was done.
+    pub fn too_many_bodies() -> Self {
+        Self::unavailable("workspace_busy", "Too many large requests are in progress, try again")
+    }
+
     /// 429: a rate limit is exceeded. `retry_after` is in seconds.
     pub fn rate_limited(retry_after: u16) -> Self {
         let error =

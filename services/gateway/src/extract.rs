@@ -1,21 +1,27 @@
 //! Extractors for path, query and body, whose errors use the response envelope.
 
+use std::time::Duration;
+
 use axum::{
-    body::Bytes,
+    body::{Body as RequestBody, Bytes, HttpBody as _},
     extract::{
         FromRequest, FromRequestParts, Request,
         rejection::{PathRejection, QueryRejection},
     },
     http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
 };
+use futures::StreamExt as _;
 use relay_domain::names;
 use relay_engine::access::idempotency::ClientKey;
 use serde::de::DeserializeOwned;
 
-use crate::error::ApiError;
+use crate::{connections::HeldPlaces, error::ApiError};
 
 /// Maximum size of a request body, in bytes.
 pub const MAX_BODY_BYTES: usize = 1024 * 1024;
+
+/// Time for the rest of a body that is not kept.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Decoded path parameter, or several.
 #[derive(Debug, FromRequestParts)]
@@ -73,6 +79,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for KeyedBody<T> {
 
 async fn read_body(request: Request) -> Result<(HeaderMap, Bytes), ApiError> {
     let (parts, body) = request.into_parts();
+    let declared = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok());
+    let wanted = declared.unwrap_or(MAX_BODY_BYTES).min(MAX_BODY_BYTES);
+    let memory = match HeldPlaces::reserve_body(&parts, wanted).await {
+        Ok(memory) => memory,
+        Err(refusal) => {
+            discard(body).await;
+            return Err(refusal);
+        }
+    };
     let bytes = axum::body::to_bytes(body, MAX_BODY_BYTES).await.map_err(|error| {
         if is_length_limit(&error) {
             ApiError::payload_too_large()
@@ -80,7 +95,15 @@ async fn read_body(request: Request) -> Result<(HeaderMap, Bytes), ApiError> {
             ApiError::invalid_request("The body broke off")
         }
     })?;
+    memory.keep(bytes.len());
     Ok((parts.headers, bytes))
+}
+
+/// Reads a body to its end without keeping it: an answer before that may be lost with the connection.
+async fn discard(body: RequestBody) {
+    let mut pieces = body.into_data_stream();
+    let read = async { while let Some(Ok(_)) = pieces.next().await {} };
+    let _ = tokio::time::timeout(DISCARD_TIMEOUT, read).await;
 }
 
 fn is_length_limit(error: &axum::Error) -> bool {

@@ -23,6 +23,12 @@ pub struct ListReply<T> {
 }
 
 impl<T: Serialize + Send + 'static> ListReply<T> {
+    /// Responds with a list that is empty.
+    pub fn empty() -> Result<Self, ApiError> {
+        let text = serde_json::to_vec(&Success::new(Vec::<()>::new())).map_err(|error| not_encoded(&error))?;
+        Ok(Self::json(Body::from(text)))
+    }
+
     /// Responds with a list of `parts`.
     pub fn list(parts: Parts<T>) -> Result<Self, ApiError> {
         Self::framed(&Success::new(Vec::<()>::new()), parts)
@@ -50,9 +56,13 @@ impl<T: Serialize + Send + 'static> ListReply<T> {
                 Body::from_stream(first.chain(rest).chain(close))
             }
         };
+        Ok(Self::json(body))
+    }
+
+    fn json(body: Body) -> Self {
         let mut response = Response::new(body);
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Ok(Self { response, _item: PhantomData })
+        Self { response, _item: PhantomData }
     }
 }
 

@@ -29,7 +29,7 @@ use relay_gateway::{
     state::AppState,
 };
 use relay_runtime::{
-    metrics,
+    allocator, metrics,
     server::{self, Timeouts},
     settings,
     shutdown::Shutdown,
@@ -54,8 +54,13 @@ const STATEMENT_LIMIT: Duration = Duration::from_secs(15);
 /// Open files that are no connections of clients: to Postgres and NATS, of logs and stored files.
 const RESERVED_FILES: usize = 512;
 
+fn main() -> anyhow::Result<()> {
+    allocator::return_freed_memory();
+    run()
+}
+
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn run() -> anyhow::Result<()> {
     let Some(config) = settings::read::<Config>()? else { return Ok(()) };
     let _telemetry = telemetry::init("relay-gateway")?;
     let shutdown = Shutdown::on_signals().context("listen for signals")?;

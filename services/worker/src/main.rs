@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use relay_dispatch::destinations::Destinations;
 use relay_engine::{Engine, settings::Switch};
-use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
+use relay_runtime::{allocator, metrics, settings, shutdown::Shutdown, telemetry};
 use relay_tasks::TaskSet;
 use tokio::sync::OnceCell;
 
@@ -24,8 +24,13 @@ use loops::Loops;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+fn main() -> Result<()> {
+    allocator::return_freed_memory();
+    run()
+}
+
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn run() -> Result<()> {
     let Some(config) = settings::read::<config::Config>()? else { return Ok(()) };
     let _telemetry = telemetry::init("relay-worker")?;
     let recorder = metrics::install()?;

@@ -11,6 +11,7 @@ use relay_acceptance::{
 };
 use relay_testkit::{
     client::{Api, NodeSocket, NodeToken},
+    limit_memory,
     receiver::{Receiver, Reply},
     stack::Stack,
     wait,
@@ -24,6 +25,8 @@ use tokio_tungstenite::{
 const MIB: u64 = 1024 * 1024;
 const GATEWAY_GROWTH: u64 = 64 * MIB;
 const WORKER_GROWTH: u64 = 128 * MIB;
+/// Memory of the chart's workers.
+const WORKER_LIMIT: u64 = 512 * MIB;
 const AGENTS: usize = 100;
 /// Posts in flight.
 const AT_A_TIME: usize = 4;
@@ -138,7 +141,8 @@ async fn a_broker_that_returns_to_large_mailboxes_takes_a_bounded_part_of_its_ga
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endpoints_and_subscriptions_of_large_messages_take_a_bounded_part_of_a_worker() -> Result<()> {
     let posts = by_run_size(6, 50);
-    let stack = Stack::builder().gateways(1).start().await?;
+    // A small reserve, so that what is mapped is what is used, but for stacks.
+    let stack = Stack::builder().gateways(1).env("MIMALLOC_ARENA_RESERVE", "32MiB").start().await?;
     let key = Api::create_workspace(stack.gateway(0).url(), "large").await?;
     // Slow, so that many calls are in flight.
     let receiver =
@@ -165,6 +169,7 @@ async fn endpoints_and_subscriptions_of_large_messages_take_a_bounded_part_of_a_
     .await;
 
     let worker = stack.worker().pid();
+    limit_memory(worker, WORKER_LIMIT)?;
     let before = reset_peak(worker)?;
     post_all(&ann, posts).await?;
     let large = |path: &String| calls(path).iter().filter(|call| call.body.len() > 500_000).count();

@@ -2,13 +2,13 @@
 //! them.
 
 mod amplification;
+mod bodies;
 mod commits;
 mod connections;
 mod ended_workspaces;
 mod former_tokens;
 mod large_messages;
 mod listings;
-
 mod names;
 mod nats;
 mod notices;

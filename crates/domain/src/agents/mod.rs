@@ -55,8 +55,7 @@ impl Agent {
     /// Returns the status to report at `now`: offline after a silence of more than [`LIVENESS_TTL`].
     #[must_use]
     pub fn status_at(&self, now: DateTime<Utc>) -> AgentStatus {
-        // A negative silence comes from another process's clock and counts as none.
-        self.status.after_silence((now - self.last_seen_at).to_std().unwrap_or(Duration::ZERO))
+        self.status.reported_at(self.last_seen_at, now)
     }
 
     /// Returns the address, `name@machine`. The name alone is unique; the machine tells readers where the agent runs.
@@ -158,6 +157,13 @@ impl AgentStatus {
     #[must_use]
     pub fn after_silence(self, silent_for: Duration) -> Self {
         if silent_for > LIVENESS_TTL { Self::Offline } else { self }
+    }
+
+    /// Returns the status to report at `now` for an agent that was last seen at `seen`.
+    #[must_use]
+    pub fn reported_at(self, seen: DateTime<Utc>, now: DateTime<Utc>) -> Self {
+        // A negative silence comes from another process's clock and counts as none.
+        self.after_silence((now - seen).to_std().unwrap_or(Duration::ZERO))
     }
 
     /// Returns `online` or `offline`, the two values that all published clients accept.

@@ -51,6 +51,7 @@ use crate::{
     core::Core,
     error::{Conflict, InvalidInput, Limit, Missing},
     nodes::kinds::NodeKinds,
+    parts::{Parts, parsed_sizes},
 };
 
 /// Bound of the action names in an agent's record.
@@ -159,12 +160,19 @@ impl Actions {
     }
 
     /// Lists the actions that the caller may invoke, by name. The workspace key sees those that every agent may.
-    pub async fn list(&self, caller: &Credential) -> EngineResult<Vec<ActionRow>> {
+    pub async fn list(&self, caller: &Credential) -> EngineResult<Parts<ActionRow>> {
         let agent = match caller {
             Credential::Agent(agent) => Some((agent.agent_id, &*agent.name)),
             Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => None,
         };
-        Ok(self.core.store.actions(caller.scope(), agent, MAX_ACTIONS).await?)
+        let scope = caller.scope();
+        let actions = self.core.store.action_sizes(scope, agent, MAX_ACTIONS).await?;
+        let store = self.core.store.clone();
+        let read = move |ids: Vec<ActionId>| {
+            let store = store.clone();
+            async move { Ok(store.actions(scope, &ids).await?) }
+        };
+        self.core.read_in_parts(scope, parsed_sizes(actions), read).await
     }
 
     /// Finds an action that the caller may invoke.

@@ -13,7 +13,9 @@ use relay_domain::{
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
     workspaces::plan::Quota,
 };
-use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, TokenRotation, events::Event};
+use relay_store::{
+    AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, StatusRow, TokenRotation, events::Event,
+};
 use relay_wire::{events::data::MemberChanged, field::ToValue as _};
 use serde_json::{Map, Value};
 
@@ -25,6 +27,7 @@ use crate::{
         idempotency::ClientKey,
     },
     error::{BadCredential, Conflict, Denial, Limit, Missing},
+    parts::{Parts, parsed_sizes},
 };
 
 /// Prefix of the idempotency key with which a broker registers an agent that it is about to run.
@@ -168,13 +171,28 @@ impl Agents {
 
     /// Lists the agents of a workspace that the caller may see, oldest first, at most [`names::MAX_LISTED_AGENTS`];
     /// with `status`, only those that are reported with it.
-    pub async fn list(&self, caller: &Credential, status: Option<AgentStatus>) -> EngineResult<Vec<Agent>> {
-        let mut agents = self.core.store.agents(caller.scope(), &caller.view().filters).await?;
-        if let Some(wanted) = status {
-            let now = self.core.now();
-            agents.retain(|agent| agent.status_at(now) == wanted);
+    pub async fn list(&self, caller: &Credential, status: Option<AgentStatus>) -> EngineResult<Parts<Agent>> {
+        let scope = caller.scope();
+        let agents = self.core.store.agent_sizes(scope, &caller.view().filters).await?;
+        let (store, now) = (self.core.store.clone(), self.core.now());
+        let read = move |ids: Vec<AgentId>| {
+            let store = store.clone();
+            async move {
+                let mut agents = store.agents(scope, &ids).await?;
+                agents.retain(|agent| status.is_none_or(|wanted| agent.status_at(now) == wanted));
+                Ok(agents)
+            }
+        };
+        self.core.read_in_parts(scope, parsed_sizes(agents), read).await
+    }
+
+    /// Lists the ids, names and statuses of all agents, oldest first, at most [`names::MAX_LISTED_AGENTS`].
+    pub async fn statuses(&self, scope: WorkspaceScope) -> EngineResult<Vec<StatusRow>> {
+        let (mut rows, now) = (self.core.store.agent_statuses(scope).await?, self.core.now());
+        for row in &mut rows {
+            row.status = row.status.reported_at(row.last_seen_at, now);
         }
-        Ok(agents)
+        Ok(rows)
     }
 
     /// Finds an agent by name.

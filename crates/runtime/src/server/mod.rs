@@ -6,6 +6,7 @@
 mod body;
 mod file_limit;
 mod phase;
+mod read_gate;
 mod stream;
 
 use std::{error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -16,6 +17,7 @@ pub use file_limit::raise_file_limit;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use phase::Phase;
+pub use read_gate::ReadGate;
 use stream::GuardedStream;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -109,10 +111,13 @@ async fn serve_connection<H, G, F, E>(
     E: Into<Box<dyn Error + Send + Sync>> + 'static,
 {
     let phase = Arc::new(Phase::default());
-    let stream = GuardedStream::new(socket, timeouts, Arc::clone(&phase), guard);
+    let gate = ReadGate::default();
+    let stream = GuardedStream::new(socket, timeouts, Arc::clone(&phase), gate.clone(), guard);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let in_progress = phase.start_request();
-        let answer = handler(request.map(Body::new));
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(gate.clone());
+        let answer = handler(request);
         async move {
             let response = answer.await?;
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {

@@ -1,6 +1,7 @@
 //! Definitions of actions: [`ActionRow`] as read, [`NewAction`] as written. Called by the engine's action use cases.
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{ActionId, AgentId, NodeId, ProviderName, WorkspaceScope, nodes::CapabilityKind};
 use serde_json::Value;
 
@@ -10,6 +11,7 @@ use crate::{
     decode::decode_row,
     events::{self, Event, RecordedEvents},
     nodes::capabilities,
+    sizes::ACTION_BYTES,
 };
 
 /// Definition of an action with the names of its handler.
@@ -231,18 +233,21 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading the policy of a capacity"))
     }
 
-    /// Returns the actions that own their names, ordered by name. With `available_to`, only those that this agent may
-    /// invoke or handles.
-    pub async fn actions(
+    /// Lists the actions that own their names, ordered by name, each with an upper bound of its size. With `available_to`,
+    /// only those that this agent may invoke or handles.
+    pub async fn action_sizes(
         &self,
         scope: WorkspaceScope,
         available_to: Option<(AgentId, &str)>,
         limit: i64,
-    ) -> StoreResult<Vec<ActionRow>> {
-        sqlx::query_as(select!(
-            "WHERE c.workspace_id = $1 AND c.claims_name AND (c.handler_agent_id IS NULL OR a.deleted_at IS NULL)
-               AND (c.available_to IS NULL OR $3 = ANY (c.available_to) OR c.handler_agent_id = $2)
-             ORDER BY c.name LIMIT $4"
+    ) -> StoreResult<Vec<(ActionId, usize)>> {
+        let rows: Vec<(ActionId, i64)> = sqlx::query_as(formatcp!(
+            "SELECT c.action_id, {ACTION_BYTES}::bigint
+               FROM actions c
+               LEFT JOIN agents a ON a.workspace_id = c.workspace_id AND a.agent_id = c.handler_agent_id
+              WHERE c.workspace_id = $1 AND c.claims_name AND (c.handler_agent_id IS NULL OR a.deleted_at IS NULL)
+                AND (c.available_to IS NULL OR $3 = ANY (c.available_to) OR c.handler_agent_id = $2)
+              ORDER BY c.name LIMIT $4"
         ))
         .bind(scope.workspace_id())
         .bind(available_to.map(|(id, _)| id))
@@ -250,7 +255,21 @@ impl Store {
         .bind(limit)
         .fetch_all(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("listing actions"))
+        .map_err(StoreError::from_sqlx("listing actions"))?;
+        Ok(rows.into_iter().map(|(action, bytes)| (action, usize::try_from(bytes).unwrap_or(usize::MAX))).collect())
+    }
+
+    /// Reads those of these actions that still own their names, ordered by name.
+    pub async fn actions(&self, scope: WorkspaceScope, actions: &[ActionId]) -> StoreResult<Vec<ActionRow>> {
+        sqlx::query_as(select!(
+            "WHERE c.workspace_id = $1 AND c.action_id = ANY ($2) AND c.claims_name
+             ORDER BY c.name"
+        ))
+        .bind(scope.workspace_id())
+        .bind(actions)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading actions"))
     }
 
     /// Returns the names of the actions that an agent handles, and of those that it may invoke, each ordered by name.

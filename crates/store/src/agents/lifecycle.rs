@@ -23,6 +23,7 @@ use crate::{
     events::{self, Event, RecordedEvents, status_event},
     nodes::assignment::is_not_running,
     observers::filters,
+    sizes::AGENT_BYTES,
     workspaces::quota_counts::is_within_quota,
 };
 
@@ -53,6 +54,15 @@ impl From<AgentRow> for Agent {
     fn from(row: AgentRow) -> Self {
         row.0
     }
+}
+
+/// What a list of presence shows of an agent.
+#[derive(Debug, Clone, FromRow)]
+pub struct StatusRow {
+    pub agent_id: AgentId,
+    pub name: String,
+    pub status: AgentStatus,
+    pub last_seen_at: DateTime<Utc>,
 }
 
 /// Agent to be registered.
@@ -332,14 +342,17 @@ impl Store {
         row.map(|row| decode_agent(&row)).transpose()
     }
 
-    /// Lists agents that are not deleted, oldest first, at most [`names::MAX_LISTED_AGENTS`].
-    pub async fn agents(&self, scope: WorkspaceScope, filters: &ObserverFilters) -> StoreResult<Vec<Agent>> {
-        let rows = sqlx::query(concat!(
-            "SELECT ",
-            columns!(),
-            " FROM agents WHERE workspace_id = $1 AND deleted_at IS NULL
-                AND ($3::bigint[] IS NULL OR agent_id = ANY ($3))
-              ORDER BY agent_id LIMIT $2"
+    /// Lists agents that are not deleted, oldest first, at most [`names::MAX_LISTED_AGENTS`], each with an upper bound of
+    /// its size.
+    pub async fn agent_sizes(
+        &self,
+        scope: WorkspaceScope,
+        filters: &ObserverFilters,
+    ) -> StoreResult<Vec<(AgentId, usize)>> {
+        let rows: Vec<(AgentId, i64)> = sqlx::query_as(formatcp!(
+            "SELECT a.agent_id, {AGENT_BYTES}::bigint FROM agents a
+              WHERE a.workspace_id = $1 AND a.deleted_at IS NULL AND ($3::bigint[] IS NULL OR a.agent_id = ANY ($3))
+              ORDER BY a.agent_id LIMIT $2"
         ))
         .bind(scope.workspace_id())
         .bind(names::MAX_LISTED_AGENTS)
@@ -347,7 +360,35 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing agents"))?;
+        Ok(rows.into_iter().map(|(agent, bytes)| (agent, usize::try_from(bytes).unwrap_or(usize::MAX))).collect())
+    }
+
+    /// Reads those of these agents that are not deleted, oldest first.
+    pub async fn agents(&self, scope: WorkspaceScope, agents: &[AgentId]) -> StoreResult<Vec<Agent>> {
+        let rows = sqlx::query(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM agents WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL ORDER BY agent_id"
+        ))
+        .bind(scope.workspace_id())
+        .bind(agents)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading agents"))?;
         Ok(decode_rows::<AgentRow>("agents", &rows)?.into_iter().map(Agent::from).collect())
+    }
+
+    /// Lists the statuses of agents that are not deleted, oldest first, at most [`names::MAX_LISTED_AGENTS`].
+    pub async fn agent_statuses(&self, scope: WorkspaceScope) -> StoreResult<Vec<StatusRow>> {
+        sqlx::query_as(
+            "SELECT agent_id, name, status, last_seen_at FROM agents WHERE workspace_id = $1 AND deleted_at IS NULL
+              ORDER BY agent_id LIMIT $2",
+        )
+        .bind(scope.workspace_id())
+        .bind(names::MAX_LISTED_AGENTS)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing statuses of agents"))
     }
 
     /// Changes an agent, and records a change of its status. `None` when there is none of that name, or its metadata would

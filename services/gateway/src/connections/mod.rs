@@ -3,6 +3,7 @@
 //! [`Connections`] counts. `main` asks it about each TCP connection, [`admit_request`] about the addresses behind
 //! trusted proxies, `caller` about requests in progress, and the upgrades of nodes and observers about their sockets.
 
+mod bodies;
 mod client_address;
 mod limits;
 mod seats;
@@ -20,12 +21,15 @@ use axum::{
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
+use bodies::BodyOwner;
+pub(crate) use bodies::RequestBodies;
 pub use client_address::{ClientAddress, PeerAddress};
 use ipnet::IpNet;
 pub use limits::ConnectionLimits;
 use relay_domain::{WorkspaceScope, access::client_network::client_network, metric_names as name};
 use relay_engine::access::limits::RateLimitSubject;
-use relay_runtime::server::GuardedBody;
+use relay_runtime::server::{GuardedBody, ReadGate};
+use relay_tasks::byte_budget::ByteLease;
 pub use seats::{CallerSeat, CallerSeats, Limit};
 use seats::{Seat, Seats};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -49,6 +53,8 @@ pub struct Connections {
     refusals: Arc<Semaphore>,
     /// Requests in progress.
     pub(crate) requests: CallerSeats,
+    /// Memory of their bodies, and of large frames.
+    pub(crate) bodies: RequestBodies,
     /// Sockets of nodes.
     pub(crate) nodes: CallerSeats,
     /// Sockets and streams of observers.
@@ -90,6 +96,7 @@ impl Connections {
             addresses: Seats::new(limits.max_connections_per_address),
             refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
             requests: CallerSeats::new(total, workspace, token),
+            bodies: RequestBodies::default(),
             nodes: CallerSeats::new(total, workspace, token),
             observers: CallerSeats::new(MAX_OBSERVERS, workspace.min(MAX_WORKSPACE_OBSERVERS), token),
             registration_timeout: Duration::from_secs(limits.registration_timeout_seconds),
@@ -141,6 +148,8 @@ pub(crate) struct HeldPlaces(Arc<Places>);
 struct Places {
     address: Option<Seat<IpAddr>>,
     caller: OnceLock<CallerSeat>,
+    bodies: RequestBodies,
+    body: OnceLock<ByteLease>,
 }
 
 impl HeldPlaces {
@@ -156,12 +165,39 @@ impl HeldPlaces {
         let _ = held.0.caller.set(seat);
         Ok(())
     }
+
+    /// Waits for the memory of the request's body, which the caller's workspace holds until the answer.
+    pub(crate) async fn reserve_body(parts: &Parts, bytes: usize) -> Result<BodyMemory, ApiError> {
+        let held = parts.extensions.get::<Self>().cloned().unwrap_or_default();
+        let owner = match held.0.caller.get() {
+            Some(seat) => BodyOwner::Workspace(seat.workspace()),
+            None => BodyOwner::Address(ClientAddress::of_parts(parts).ip()),
+        };
+        let lease = held.0.bodies.reserve(owner, bytes).await.ok_or_else(ApiError::too_many_bodies)?;
+        Ok(BodyMemory { held, lease })
+    }
+}
+
+/// Memory of a body that is being read.
+pub(crate) struct BodyMemory {
+    held: HeldPlaces,
+    lease: ByteLease,
+}
+
+impl BodyMemory {
+    /// Keeps the memory of a body of this size until the answer.
+    pub(crate) fn keep(mut self, bytes: usize) {
+        self.lease.shrink_to(bytes);
+        let _ = self.held.0.body.set(self.lease);
+    }
 }
 
 /// Client of a request. While this is kept, the client's address has one connection less.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) address: ClientAddress,
+    /// Bound of what is read from a socket that the request opens.
+    pub(crate) reads: ReadGate,
     _places: HeldPlaces,
 }
 
@@ -170,7 +206,8 @@ impl<S: Sync> FromRequestParts<S> for Client {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         let places = parts.extensions.get::<HeldPlaces>().cloned().unwrap_or_default();
-        Ok(Self { address: ClientAddress::of_parts(parts), _places: places })
+        let reads = parts.extensions.get().cloned().unwrap_or_default();
+        Ok(Self { address: ClientAddress::of_parts(parts), reads, _places: places })
     }
 }
 
@@ -185,7 +222,8 @@ pub(crate) async fn admit_request(State(state): State<AppState>, mut request: Re
             return ApiError::too_many_connections(limit).into_response();
         }
     };
-    let held = HeldPlaces(Arc::new(Places { address, caller: OnceLock::new() }));
+    let bodies = state.connections.bodies.clone();
+    let held = HeldPlaces(Arc::new(Places { address, bodies, caller: OnceLock::new(), body: OnceLock::new() }));
     request.extensions_mut().insert(held.clone());
     let response = next.run(request).await;
     if held.0.address.is_some() { response.map(|body| GuardedBody::wrap(body, held)) } else { response }

@@ -103,8 +103,14 @@ pub struct CallerSeats {
 #[derive(Debug)]
 pub struct CallerSeat {
     _total: Seat<()>,
-    _workspace: Seat<WorkspaceId>,
+    workspace: Seat<WorkspaceId>,
     _caller: Seat<(WorkspaceId, RateLimitSubject)>,
+}
+
+impl CallerSeat {
+    pub(super) const fn workspace(&self) -> WorkspaceId {
+        self.workspace.key
+    }
 }
 
 impl CallerSeats {
@@ -121,7 +127,7 @@ impl CallerSeats {
         let seat = || {
             Ok(CallerSeat {
                 _caller: self.callers.take((workspace, caller)).ok_or(Limit::Token)?,
-                _workspace: self.workspaces.take(workspace).ok_or(Limit::Workspace)?,
+                workspace: self.workspaces.take(workspace).ok_or(Limit::Workspace)?,
                 _total: self.total.take(()).ok_or(Limit::Process)?,
             })
         };

@@ -13,6 +13,7 @@ use relay_engine::{
     error::{Conflict, Denial, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
 };
+use relay_tasks::byte_budget::ByteLease;
 use relay_wire::{
     field::ToValue as _,
     nodes::{
@@ -55,6 +56,8 @@ pub(super) struct ProviderBinding {
 pub(super) struct Request {
     pub(super) id: Option<String>,
     pub(super) frame: InboundFrame,
+    /// Held until the reply.
+    pub(super) memory: Option<ByteLease>,
 }
 
 /// Outcome of a request. The reply, if any, is written before the effect is applied.
@@ -119,7 +122,7 @@ fn error_reply(id: Option<&str>, error: &ApiError) -> String {
 impl ControlContext {
     /// Handles one request.
     pub(super) async fn handle(self, request: Request) -> Outcome {
-        let Request { id, frame } = request;
+        let Request { id, frame, memory: _memory } = request;
         let refusal = match self.engine.access().check_node_token(self.token).await {
             Ok(NodeTokenState::Valid) => None,
             // An unchecked token creates no agents.

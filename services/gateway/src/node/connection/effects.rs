@@ -15,6 +15,8 @@ use super::{
     outbound::Room,
     served_agent::OutgoingFrame,
 };
+use relay_tasks::byte_budget::ByteLease;
+
 use crate::node::registry::Event;
 
 /// Close code and reason.
@@ -22,7 +24,8 @@ pub(super) type Close = (u16, &'static str);
 
 pub(super) enum Input {
     /// From the node.
-    Message(Message),
+    /// With the memory that it takes until it was handled, if it is large.
+    Message(Message, Option<ByteLease>),
     /// From elsewhere in this gateway.
     Event(Event),
     Job(JobResult),

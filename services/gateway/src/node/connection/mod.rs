@@ -9,6 +9,7 @@ mod delayed_acks;
 mod effects;
 mod flow;
 mod hosting;
+mod inbound;
 mod invocations;
 mod jobs;
 mod outbound;
@@ -35,13 +36,14 @@ use axum::extract::ws::WebSocket;
 use futures::{
     FutureExt as _, StreamExt as _,
     future::BoxFuture,
-    stream::{AbortHandle, Abortable, BoxStream, FuturesUnordered, SelectAll, SplitStream},
+    stream::{AbortHandle, Abortable, BoxStream, FuturesUnordered, SelectAll},
 };
 use relay_domain::{AgentId, access::token::TokenHash, mailboxes::stream::Seq, metric_names};
 use relay_engine::{
     access::authentication::NodeCaller,
     mailboxes::serving::{CursorMove, LiveCopy},
 };
+use relay_runtime::server::ReadGate;
 use relay_tasks::{isolate, spawn_isolated};
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -49,6 +51,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     control::ControlContext,
     effects::{Conditions, Effect, Input},
+    inbound::Inbound,
     jobs::{Job, JobResult, TailStream},
     outbound::Outbound,
     registration::INTERNAL,
@@ -71,6 +74,8 @@ pub(super) struct Peer {
     pub(super) token: TokenHash,
     /// The node is one agent's own connection.
     pub(super) is_direct: bool,
+    /// Bound of what is read from the socket.
+    pub(super) reads: ReadGate,
 }
 
 /// Shell of a connection: its socket, jobs, live tails and place in the registry.
@@ -111,8 +116,9 @@ impl Drop for Route {
 
 /// Serves a node's socket until it ends.
 pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
-    let Peer { node, token, is_direct } = peer;
-    let (sink, mut inbound) = socket.split();
+    let Peer { node, token, is_direct, reads } = peer;
+    let (sink, inbound) = socket.split();
+    let mut inbound = Inbound::new(inbound, reads, app.connections.bodies.clone(), node.scope.workspace_id());
     let (outbound, writer) = Outbound::new(sink);
     let writer = spawn_isolated("connection", writer);
     let (handle, mut events) = app.registry.add_peer(node.scope, &node.node_id, token);
@@ -142,7 +148,7 @@ pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
 }
 
 impl Connection {
-    async fn run(&mut self, inbound: &mut SplitStream<WebSocket>, events: &mut mpsc::Receiver<Event>) {
+    async fn run(&mut self, inbound: &mut Inbound, events: &mut mpsc::Receiver<Event>) {
         while self.state.closing().is_none() && !self.outbound.is_closed() {
             let accepts_input = self.state.accepts_input(Instant::now()) && !self.outbound.is_crowded();
             // The writer has made room since the last step looked.
@@ -154,7 +160,7 @@ impl Connection {
                 Some(event) = events.recv() => Input::Event(event),
                 Some(done) = self.jobs.next(), if !self.jobs.is_empty() => Input::Job(done),
                 frame = inbound.next(), if accepts_input => match frame {
-                    Some(Ok(message)) => Input::Message(message),
+                    Some(Ok((message, memory))) => Input::Message(message, memory),
                     Some(Err(error)) => {
                         if let Some(close) = close_after_error(&error) {
                             self.state.close(close);
@@ -334,7 +340,7 @@ impl Connection {
     }
 
     /// Shuts the connection down: finishes requests, sends the close frame, removes the routes, releases the provider.
-    async fn shut_down(mut self, mut inbound: SplitStream<WebSocket>, writer: tokio::task::JoinHandle<()>) {
+    async fn shut_down(mut self, inbound: Inbound, writer: tokio::task::JoinHandle<()>) {
         self.closed.cancel();
         // Requests received before the end still count, above all a deregistration.
         let finish = async {
@@ -362,8 +368,7 @@ impl Connection {
         }
         if self.state.closing().is_some() {
             // Reading on lets the peer's frames and its close arrive. Dropping the socket now would reset it.
-            let rest = async { while let Some(Ok(_)) = inbound.next().await {} };
-            let _ = tokio::time::timeout(CLOSE_LINGER, rest).await;
+            let _ = tokio::time::timeout(CLOSE_LINGER, inbound.drain()).await;
         }
         drop(self.outbound);
         let _ = tokio::time::timeout(CLOSE_LINGER, writer).await;

@@ -76,7 +76,7 @@ mod tests {
 
     fn request(text: &str) -> Request {
         let decoded = frame::decode(text).unwrap();
-        Request { id: decoded.id, frame: decoded.frame }
+        Request { id: decoded.id, frame: decoded.frame, memory: None }
     }
 
     fn deregister() -> Request {

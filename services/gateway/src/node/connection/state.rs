@@ -19,6 +19,7 @@ use relay_engine::{
     access::authentication::NodeCaller,
     mailboxes::serving::{Heartbeat, LiveCopy},
 };
+use relay_tasks::byte_budget::ByteLease;
 use relay_wire::nodes::frame::{self, InboundFrame};
 use tokio::time::Instant;
 
@@ -141,7 +142,7 @@ impl ConnectionState {
     pub(super) fn step(&mut self, input: Input, conditions: Conditions) {
         self.conditions = conditions;
         match input {
-            Input::Message(message) => self.on_message(message),
+            Input::Message(message, memory) => self.on_message(message, memory),
             Input::Event(event) => self.on_event(event),
             Input::Job(done) => self.on_job_result(done),
             Input::Live(agent, LiveCopy::Frame(live)) => self.on_live(agent, live),
@@ -206,7 +207,7 @@ impl ConnectionState {
         !self.queued.is_empty() && self.conditions.room.is_empty()
     }
 
-    fn on_message(&mut self, message: Message) {
+    fn on_message(&mut self, message: Message, memory: Option<ByteLease>) {
         let now = self.now();
         for proof in self.liveness.on_inbound(now) {
             self.effects.push_back(Effect::AnswerProbe(proof, ProbeOutcome::Alive));
@@ -218,7 +219,7 @@ impl ConnectionState {
         match message {
             Message::Text(text) if text.len() > FRAME_LIMIT => self.close((1009, "frame too large")),
             Message::Binary(bytes) if bytes.len() > FRAME_LIMIT => self.close((1009, "frame too large")),
-            Message::Text(text) => self.on_text(&text),
+            Message::Text(text) => self.on_text(&text, memory),
             Message::Binary(_) => self.refuse(None, "invalid_message", "frames are text"),
             Message::Ping(_) | Message::Pong(_) => {}
             Message::Close(_) => self.close((1000, "")),
@@ -229,7 +230,7 @@ impl ConnectionState {
         self.send_text(frame::encode_error(id, code, message));
     }
 
-    fn on_text(&mut self, text: &str) {
+    fn on_text(&mut self, text: &str, memory: Option<ByteLease>) {
         let decoded = match frame::decode(text) {
             Ok(decoded) => decoded,
             Err(refusal) => return self.refuse(refusal.id.as_deref(), "invalid_message", &refusal.message),
@@ -252,7 +253,7 @@ impl ConnectionState {
             | InboundFrame::ActionResult(_)
             | InboundFrame::ActionAccept(_)
             | InboundFrame::Spawn(_)) => {
-                self.requests.push(Request { id: decoded.id, frame });
+                self.requests.push(Request { id: decoded.id, frame, memory });
                 self.start_requests();
             }
         }

@@ -20,6 +20,7 @@ use crate::{
     envelope::{NoContent, Reply},
     error::ApiError,
     extract::{Body, KeyedBody, Path, Query},
+    list_reply::ListReply,
     openapi::IdempotencyKey,
     origin_client::OriginClient,
 };
@@ -57,9 +58,9 @@ pub async fn list(
     State(engine): State<Engine>,
     Caller(caller): Caller,
     client: OriginClient,
-) -> Result<Reply<Vec<wire::Action>>, ApiError> {
+) -> Result<ListReply<wire::Action>, ApiError> {
     let rows = engine.actions().list(&caller).await?;
-    Ok(Reply::ok(rows.into_iter().map(|row| to_action(row, client)).collect()))
+    ListReply::list(rows.map(move |row| to_action(row, client)))
 }
 
 /// Shows an action.

@@ -14,7 +14,10 @@ use relay_domain::{
 use relay_engine::{
     Engine,
     access::authentication::Credential,
-    agents::lifecycle::{ChangeAgent, RegisterAgent, SPAWN_KEY_PREFIX},
+    agents::{
+        StatusRow,
+        lifecycle::{ChangeAgent, RegisterAgent, SPAWN_KEY_PREFIX},
+    },
 };
 use relay_wire::agents as wire;
 use serde_json::Value;
@@ -24,6 +27,7 @@ use crate::{
     envelope::{NoContent, Reply, acknowledged},
     error::ApiError,
     extract::{Body, KeyedBody, Path, Query},
+    list_reply::ListReply,
     openapi::IdempotencyKey,
 };
 
@@ -89,16 +93,16 @@ pub async fn list(
     State(engine): State<Engine>,
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::AGENTS }>,
     Query(query): Query<wire::AgentsQuery>,
-) -> Result<Reply<Vec<wire::Agent>>, ApiError> {
+) -> Result<ListReply<wire::Agent>, ApiError> {
     let status = match query.status.as_deref() {
         None | Some("" | "all") => None,
         // Words of other engines for agents that this one does not keep.
-        Some("released" | "unknown") => return Ok(Reply::ok(Vec::new())),
+        Some("released" | "unknown") => return ListReply::empty(),
         Some(word) => Some(parse_status(word)?),
     };
     let agents = engine.agents().list(&caller, status).await?;
-    let now = engine.now();
-    Ok(Reply::ok(agents.into_iter().map(|agent| to_agent(caller.scope(), agent, now)).collect()))
+    let (scope, now) = (caller.scope(), engine.now());
+    ListReply::list(agents.map(move |agent| to_agent(scope, agent, now)))
 }
 
 /// Lists the presence of all agents.
@@ -112,11 +116,10 @@ pub async fn presence(
     State(engine): State<Engine>,
     Caller(caller): Caller,
 ) -> Result<Reply<Vec<wire::Presence>>, ApiError> {
-    let agents = engine.agents().list(&caller, None).await?;
-    let now = engine.now();
-    let presence = |agent: agents::Agent| wire::Presence {
-        agent_id: agent.id,
-        status: agent.status_at(now).presence(),
+    let agents = engine.agents().statuses(caller.scope()).await?;
+    let presence = |agent: StatusRow| wire::Presence {
+        agent_id: agent.agent_id,
+        status: agent.status.presence(),
         agent_name: agent.name,
     };
     Ok(Reply::ok(agents.into_iter().map(presence).collect()))

@@ -142,7 +142,7 @@ impl World {
     }
 
     fn receive(&mut self, frame: &str) {
-        self.step(Input::Message(Message::Text(frame.into())));
+        self.step(Input::Message(Message::Text(frame.into()), None));
     }
 
     fn ack(&mut self, name: &str, up_to: Seq) {
