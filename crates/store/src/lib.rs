@@ -16,6 +16,7 @@ pub mod admin;
 pub mod agents;
 pub mod channels;
 mod codes;
+mod connections;
 mod decode;
 mod error;
 pub mod events;

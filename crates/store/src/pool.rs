@@ -1,20 +1,19 @@
 //! Connection pool, session settings and schema migrations.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    PgPool, Postgres,
+    PgPool,
     migrate::MigrateError,
-    pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 use tokio::time::Instant;
 
-use crate::{StoreError, StoreResult, recovery::epoch::EpochFence, statement_timeout::StatementTimeout as _};
+use crate::{
+    StoreError, StoreResult, connections::ConnectionPool, recovery::epoch::EpochFence,
+    statement_timeout::StatementTimeout as _,
+};
 
 /// Schema migrations, embedded from `migrations/`.
 pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
@@ -29,21 +28,9 @@ const UNUSED_AFTER: Duration = Duration::from_secs(30);
 /// Handle on Postgres. Cheap to clone; all clones share one pool.
 #[derive(Debug, Clone)]
 pub struct Store {
-    pub(crate) pool: PgPool,
+    pub(crate) pool: ConnectionPool,
     pub(crate) fence: Arc<EpochFence>,
-    kept: Arc<KeptConnections>,
 }
-
-/// Connections that the statements of the hot path leave checked out between them. The pool tests a connection whenever
-/// it is taken and returned, each time with a round trip.
-#[derive(Debug, Default)]
-struct KeptConnections(Mutex<Vec<(PoolConnection<Postgres>, Instant)>>);
-
-/// Connections that are kept at most.
-const KEPT_CONNECTIONS: u32 = 2;
-/// Time after which a kept connection returns to the pool instead of being used: it may have been lost meanwhile, which
-/// only the pool notices before a statement is sent.
-const KEPT_FOR: Duration = Duration::from_millis(500);
 
 /// Connection counts of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,54 +69,33 @@ impl Store {
         ]);
         let fence = Arc::new(EpochFence::default());
         let pool = fence.guard(pool_options(connections)).connect_lazy_with(options);
-        Ok(Self::new(pool, fence))
+        Ok(Self::new(pool, None, fence))
     }
 
-    fn new(pool: PgPool, fence: Arc<EpochFence>) -> Self {
-        Self { pool, fence, kept: Arc::default() }
-    }
-
-    /// Takes a connection for a statement of the hot path. [`Self::keep_connection`] takes it back after a success; after
-    /// a failure it is dropped.
-    pub(crate) async fn take_kept_connection(&self, doing: &'static str) -> StoreResult<PoolConnection<Postgres>> {
-        loop {
-            let kept = self.kept.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            match kept {
-                Some((connection, since)) if since.elapsed() < KEPT_FOR => return Ok(connection),
-                Some(_) => {}
-                None => return self.pool.acquire().await.map_err(StoreError::from_sqlx(doing)),
-            }
-        }
-    }
-
-    /// Keeps a connection for the next statement of the hot path, or returns it to the pool.
-    pub(crate) fn keep_connection(&self, connection: PoolConnection<Postgres>) {
-        let mut kept = self.kept.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A small pool needs its connections for other statements.
-        let most = KEPT_CONNECTIONS.min(self.pool.options().get_max_connections() / 4);
-        if kept.len() < most as usize {
-            kept.push((connection, Instant::now()));
-        }
+    fn new(driver: PgPool, statement_limit: Option<Duration>, fence: Arc<EpochFence>) -> Self {
+        Self { pool: ConnectionPool::new(driver, statement_limit), fence }
     }
 
     /// Returns a handle with a pool of its own whose statements Postgres ends after `limit`. A statement whose caller
     /// has given up would otherwise run on and keep its connection.
     #[must_use]
     pub fn with_statement_limit(&self, limit: Duration) -> Self {
-        self.with_statement_timeout(limit.as_millis(), self.pool.options().clone())
+        self.with_statement_timeout(Some(limit), self.pool.driver().options().clone())
     }
 
     /// Returns a handle with a small pool of its own for recovery: its statements take as long as they need, and it
     /// connects to any database. Its connections are closed when they are not used.
     #[must_use]
     pub fn for_recovery(&self) -> Self {
-        self.with_statement_timeout(0, pool_options(UNLIMITED_CONNECTIONS).idle_timeout(UNUSED_AFTER))
+        self.with_statement_timeout(None, pool_options(UNLIMITED_CONNECTIONS).idle_timeout(UNUSED_AFTER))
     }
 
-    fn with_statement_timeout(&self, milliseconds: u128, pool: PgPoolOptions) -> Self {
-        let options = (*self.pool.connect_options()).clone();
+    fn with_statement_timeout(&self, limit: Option<Duration>, pool: PgPoolOptions) -> Self {
+        let options = (*self.pool.driver().connect_options()).clone();
+        // 0: no limit.
+        let milliseconds = limit.unwrap_or_default().as_millis();
         let options = options.options([("statement_timeout", milliseconds.to_string())]);
-        Self::new(pool.connect_lazy_with(options), Arc::clone(&self.fence))
+        Self::new(pool.connect_lazy_with(options), limit, Arc::clone(&self.fence))
     }
 
     /// Checks that `url` is a Postgres URL, without connecting.
@@ -160,19 +126,20 @@ impl Store {
     /// Returns the current connection counts.
     #[must_use]
     pub fn connections(&self) -> Connections {
-        let open = self.pool.size();
+        let open = self.pool.driver().size();
         // The two numbers change between the reads.
-        let idle = u32::try_from(self.pool.num_idle()).unwrap_or(open).min(open);
-        Connections { used: open - idle, idle, max: self.pool.options().get_max_connections() }
+        let idle = u32::try_from(self.pool.idle_count()).unwrap_or(open).min(open);
+        Connections { used: open - idle, idle, max: self.pool.driver().options().get_max_connections() }
     }
 
     /// Opens a pool of one connection to the same database. Each connection plans each statement once, so a loop that
     /// runs many times a second plans once here instead of once per pooled connection, and never waits for the pool.
     #[must_use]
     pub fn with_dedicated_connection(&self) -> Self {
-        let options = self.pool.options().clone().max_connections(1);
-        let pool = options.connect_lazy_with((*self.pool.connect_options()).clone());
-        Self::new(pool, Arc::clone(&self.fence))
+        let driver = self.pool.driver();
+        let options = driver.options().clone().max_connections(1);
+        let pool = options.connect_lazy_with((*driver.connect_options()).clone());
+        Self::new(pool, self.pool.statement_limit(), Arc::clone(&self.fence))
     }
 
     /// Migrates the schema to this program's version. A newer schema is left as it is, since migrations only add.
@@ -191,8 +158,8 @@ impl Store {
             // One connection per attempt: after a failure the driver does not release its advisory lock, which ends
             // with the connection.
             let dedicated = self.with_dedicated_connection();
-            let done = migrator.run(&dedicated.pool).await;
-            dedicated.pool.close().await;
+            let done = migrator.run(dedicated.pool.driver()).await;
+            dedicated.pool.driver().close().await;
             match done {
                 Err(error) if is_lock_conflict(&error) && began.elapsed() < lock_wait => {
                     tokio::time::sleep(MIGRATION_RETRY_DELAY).await;
@@ -244,8 +211,6 @@ impl Store {
 }
 
 fn pool_options(connections: u32) -> PgPoolOptions {
-    // A connection is tested before each use: on a dead network, a test ends with the wait for a connection, and a
-    // statement would not.
     PgPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(3))
 }
 

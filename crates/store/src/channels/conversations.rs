@@ -9,12 +9,13 @@ use relay_domain::{
     channels::{ChannelKind, MAX_UNREAD},
 };
 use serde_json::Value;
-use sqlx::{FromRow, PgTransaction, Row, postgres::PgRow};
+use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
     access::idempotency::{IdempotencyKey, claim_key},
     codes::CHANNEL,
+    connections::Transaction,
     decode::decode_row,
     messages::{contents::decode_sized, read_state::ACKED_IN_CHANNELS},
 };
@@ -275,7 +276,7 @@ impl Store {
 /// Adds the participants that are not members yet. Raises `members_version` and returns true if any was added. Rows are
 /// inserted in id order, so that concurrent calls do not deadlock.
 async fn add_members(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     channel: ChannelId,
     new: &NewConversation<'_>,

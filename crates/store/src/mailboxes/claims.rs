@@ -7,9 +7,10 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
-use sqlx::PgTransaction;
 
-use crate::{Store, StoreError, StoreResult, codes::DEFERRED, mailboxes::locked_cursor::lock_cursor};
+use crate::{
+    Store, StoreError, StoreResult, codes::DEFERRED, connections::Transaction, mailboxes::locked_cursor::lock_cursor,
+};
 
 /// Longest TTL of a delivery: older partitions hold no active row and are not read.
 const OLDEST_LIVE_DAYS: i32 = 7;
@@ -140,7 +141,7 @@ impl Store {
 }
 
 /// Returns true if the agent is on a poll node.
-async fn is_polled(tx: &mut PgTransaction<'_>, scope: WorkspaceScope, agent: AgentId) -> StoreResult<bool> {
+async fn is_polled(tx: &mut Transaction, scope: WorkspaceScope, agent: AgentId) -> StoreResult<bool> {
     let kind: Option<String> = sqlx::query_scalar(
         "SELECT n.kind FROM agents a
            JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
@@ -156,7 +157,7 @@ async fn is_polled(tx: &mut PgTransaction<'_>, scope: WorkspaceScope, agent: Age
 
 /// Ends the lease of a reported delivery. Returns its claim count, `None` if it was never claimed.
 pub(crate) async fn end_lease(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     agent: AgentId,
     seq: Seq,

@@ -1,9 +1,9 @@
 //! Lock on the cursor of one mailbox, taken by claims and settlements before they read or move its floors.
 
 use relay_domain::{AgentId, WorkspaceScope};
-use sqlx::{FromRow, PgTransaction};
+use sqlx::FromRow;
 
-use crate::{StoreError, StoreResult, decode::decode_row};
+use crate::{StoreError, StoreResult, connections::Transaction, decode::decode_row};
 
 /// Cursor of a mailbox whose row is locked until the transaction ends.
 #[derive(Debug, Clone, Copy, FromRow)]
@@ -15,7 +15,7 @@ pub(crate) struct LockedCursor {
 
 /// Locks a mailbox's cursor row, which it creates if necessary. The second read waits for a concurrent insert.
 pub(crate) async fn lock_cursor(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     agent: AgentId,
 ) -> StoreResult<LockedCursor> {

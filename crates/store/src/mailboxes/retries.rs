@@ -13,10 +13,10 @@ use relay_domain::{
     nodes::NodeKind,
     push::consumer_backoff,
 };
-use sqlx::PgTransaction;
 
 use crate::{
     StoreError, StoreResult,
+    connections::Transaction,
     mailboxes::expiry::DeadLetteredDelivery,
     messages::days::{day_of, day_of_id},
 };
@@ -71,7 +71,7 @@ RETURNING seq";
 /// Returns the retry mode of an agent; `None` if a failure is recorded only. If a new delivery may follow, locks the
 /// mailbox head now, because heads are locked before cursors.
 pub(crate) async fn lock_retry_mode(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     agent: AgentId,
 ) -> StoreResult<Option<RetryMode>> {
@@ -116,7 +116,7 @@ pub(crate) struct FailedDelivery {
 /// Decides the consequence of a failure, and writes the new delivery of a redrive. The caller holds the cursor row. A new
 /// delivery keeps the expiry of the failed one.
 pub(crate) async fn decide_failure_outcome(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     failed: FailedDelivery,
     retry: &RetryMode,
     claim_count: Option<i32>,
@@ -145,7 +145,7 @@ pub(crate) async fn decide_failure_outcome(
 
 /// Schedules the retry of a delivery, or gives it up when the node's schedule is exhausted.
 async fn schedule_retry(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     FailedDelivery { scope, delivery, seq }: FailedDelivery,
     claim_count: Option<i32>,
     pauses: Option<i32>,
@@ -174,7 +174,7 @@ async fn schedule_retry(
 
 /// Completes a dead letter with the names that its sender's notice needs.
 pub(crate) async fn read_dead_letter(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     FailedDelivery { scope, delivery, seq }: FailedDelivery,
     reason: DeadLetterReason,
     error: Option<&str>,

@@ -10,11 +10,11 @@ use relay_domain::{
         delivery::{Settlement, SettlementRequest, SourceKind, apply_request, derive_state, extend_floor},
     },
 };
-use sqlx::PgTransaction;
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::DEFERRED,
+    connections::Transaction,
     decode::decode_row,
     events::{self, Event, RecordedEvents},
     mailboxes::{
@@ -102,7 +102,7 @@ impl Store {
 /// Performs [`Store::report_delivery`] without events, within a transaction that holds no lock except, at most, this
 /// cursor. Returns true if the row changed; `None` if there is no such delivery.
 pub(crate) async fn report_within(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     delivery: DeliveryId,
     report: &DeliveryReport,
@@ -112,7 +112,7 @@ pub(crate) async fn report_within(
 }
 
 async fn apply_report(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     delivery: DeliveryId,
     report: &DeliveryReport,
@@ -258,7 +258,7 @@ async fn apply_report(
 /// Moves the settled floor over the individually settled rows right above it. The caller holds the cursor row. Returns the
 /// new floor.
 pub(crate) async fn settle_contiguous(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     agent: AgentId,
     from: i64,

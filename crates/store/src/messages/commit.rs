@@ -27,6 +27,7 @@ use sqlx::PgConnection;
 use crate::{
     Store, StoreError, StoreResult,
     access::idempotency::{IDEMPOTENCY_RETENTION_HOURS, IdempotencyKey, PostRecord},
+    connections::Transaction,
     events::{self, Event, EventBody, RecordedEvents},
     messages::{
         commit_at_once::commit_at_once,
@@ -173,8 +174,7 @@ impl Store {
         let doing = "writing the batch";
         let begun = async {
             let begin = self.pool.begin().await;
-            let mut tx: sqlx::Transaction<'_, sqlx::Postgres> =
-                begin.map_err(StoreError::from_sqlx("opening the batch transaction"))?;
+            let mut tx: Transaction = begin.map_err(StoreError::from_sqlx("opening the batch transaction"))?;
             let outcomes = self.note_epoch(batch.epoch, write_batch(&mut tx, batch).await)?;
             StoreResult::Ok((tx, outcomes))
         };

@@ -135,12 +135,13 @@ pub(crate) async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Optio
     let doing = "committing the batch";
     let columns = StatementColumns::collect(batch);
     // Without a connection nothing was sent.
-    let mut connection = store.take_kept_connection(doing).await.map_err(BatchError::NotCommitted)?;
+    let mut connection =
+        store.pool.acquire().await.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::NotCommitted)?;
     let done = tokio::time::timeout(WRITE_TIMEOUT, columns.query(batch).fetch_all(&mut *connection)).await;
     let done = done.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(StoreError::from_sqlx(doing));
     let rows = match store.note_epoch(batch.epoch, done) {
         Ok(rows) => {
-            store.keep_connection(connection);
+            connection.keep();
             decode_rows::<CommittedRow>("deliveries", &rows).map_err(BatchError::Unknown)?
         }
         Err(StoreError::Refused { .. }) => return Ok(None),

@@ -2,14 +2,13 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, MessageId, WorkspaceScope};
-use sqlx::PgTransaction;
 
-use crate::{StoreError, StoreResult, messages::days::day_of_id};
+use crate::{StoreError, StoreResult, connections::Transaction, messages::days::day_of_id};
 
 /// Writes the receipt once and moves the member's last-read pointer forward. Returns the time of the first
 /// read, and true if this is the first read.
 pub(crate) async fn record_read(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     message: MessageId,
     agent: AgentId,

@@ -12,12 +12,12 @@ use relay_domain::{
 };
 use relay_wire::{events::recorded_data::NodeEnrolled, field::ToValue as _};
 use serde_json::Value;
-use sqlx::PgTransaction;
 
 use crate::{
     Store, StoreError, StoreResult,
     access::rotation::{TokenSubject, token_event},
     codes::{BROKER, WS},
+    connections::Transaction,
     events::{self, Event, RecordedEvents},
     subscriptions::definitions::EncryptedSecret,
     workspaces::quota_counts::is_within_quota,
@@ -217,7 +217,7 @@ const CONNECTED_BEFORE: &str = "(n.last_connected_at IS NOT NULL
 
 /// Reads and locks the nodes that an enrolment refers to, the best match first.
 async fn lock_nodes(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     enrolment: &NodeEnrolment,
 ) -> StoreResult<Vec<FoundNode>> {
@@ -265,7 +265,7 @@ fn registered_event(id: &NodeId, enrolment: &NodeEnrolment) -> Event {
 }
 
 async fn insert_node(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     id: &NodeId,
     enrolment: &NodeEnrolment,
@@ -296,7 +296,7 @@ async fn insert_node(
 }
 
 async fn update_node(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     id: &NodeId,
     enrolment: &NodeEnrolment,
@@ -332,12 +332,7 @@ async fn update_node(
 /// Changes the id of a broker that enrols again under its name with another id. Its agents, REST definitions, session
 /// locations and open invocations move along. Its providers and their capabilities do not (none of them is live), and
 /// the token of the old id is revoked.
-async fn rename_node_id(
-    tx: &mut PgTransaction<'_>,
-    scope: WorkspaceScope,
-    from: &NodeId,
-    to: &NodeId,
-) -> StoreResult<()> {
+async fn rename_node_id(tx: &mut Transaction, scope: WorkspaceScope, from: &NodeId, to: &NodeId) -> StoreResult<()> {
     for statement in [
         "UPDATE nodes SET node_id = $3 WHERE workspace_id = $1 AND node_id = $2",
         "DELETE FROM providers WHERE workspace_id = $1 AND (node_id = $2 OR node_id = $3)",
@@ -387,7 +382,7 @@ async fn rename_node_id(
 
 /// Makes `hash` the only token of the node. Returns the replaced hash.
 async fn replace_node_token(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     node: &NodeId,
     hash: TokenHash,
@@ -408,11 +403,7 @@ async fn replace_node_token(
 }
 
 /// Returns the token of a node, and locks it until the commit.
-async fn lock_node_token(
-    tx: &mut PgTransaction<'_>,
-    scope: WorkspaceScope,
-    node: &NodeId,
-) -> StoreResult<Option<TokenHash>> {
+async fn lock_node_token(tx: &mut Transaction, scope: WorkspaceScope, node: &NodeId) -> StoreResult<Option<TokenHash>> {
     sqlx::query_scalar(
         "SELECT token_hash FROM tokens WHERE workspace_id = $1 AND node_id = $2 AND kind = 'node' FOR UPDATE",
     )

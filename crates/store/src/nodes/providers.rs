@@ -15,6 +15,7 @@ use crate::{
     Store, StoreError, StoreResult,
     actions::redispatch,
     codes::DIRECT,
+    connections::Transaction,
     decode::decode_row,
     events::{self, Event, RecordedEvents, status_event},
     nodes::{
@@ -450,7 +451,7 @@ async fn end_connection(
 
 /// Records the events of an ended connection, and commits.
 async fn commit_end(
-    mut tx: sqlx::PgTransaction<'_>,
+    mut tx: Transaction,
     fence: &Fence,
     ended: EndedConnection,
     reason: &'static str,

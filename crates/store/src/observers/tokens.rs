@@ -12,7 +12,7 @@ use relay_domain::{
     snowflake::first_id_at,
 };
 use serde_json::Value;
-use sqlx::{PgConnection, PgTransaction};
+use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -20,6 +20,7 @@ use crate::{
         rotation::{ChangedToken, TokenSubject, token_event},
         tokens::parse_hashes,
     },
+    connections::Transaction,
     events::{self, RecordedEvents},
 };
 
@@ -342,7 +343,7 @@ impl Store {
 
 /// Prevents the deletion of the workspace until the transaction ends, so that either the deletion sees the rows of the
 /// transaction, or the transaction sees the deletion. Returns false if the workspace is deleted.
-async fn lock_workspace(tx: &mut PgTransaction<'_>, scope: WorkspaceScope) -> StoreResult<bool> {
+async fn lock_workspace(tx: &mut Transaction, scope: WorkspaceScope) -> StoreResult<bool> {
     sqlx::query("SELECT FROM workspaces WHERE workspace_id = $1 AND deleted_at IS NULL FOR SHARE")
         .bind(scope.workspace_id())
         .fetch_optional(&mut **tx)
@@ -353,7 +354,7 @@ async fn lock_workspace(tx: &mut PgTransaction<'_>, scope: WorkspaceScope) -> St
 
 /// Records a change that the workspace key made to a token. The last statement before the commit.
 async fn record(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     kind: &'static str,
     token: ObserverTokenId,
@@ -366,7 +367,7 @@ async fn record(
 /// Returns the reason for refusing a further token. Concurrent creations do not see each other, because FOR SHARE locks are
 /// compatible: together they may exceed a limit by a few tokens, which is accepted.
 async fn check_limits(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     limits: ObserverTokenLimits,
     at: DateTime<Utc>,
@@ -389,7 +390,7 @@ async fn check_limits(
 }
 
 async fn delete_opaque_tokens(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     token: ObserverTokenId,
 ) -> StoreResult<Vec<TokenHash>> {
@@ -406,7 +407,7 @@ async fn delete_opaque_tokens(
 }
 
 /// Copies the current state of a token to its override, so it comes after all changes of the transaction.
-async fn write_override(tx: &mut PgTransaction<'_>, scope: WorkspaceScope, token: ObserverTokenId) -> StoreResult<()> {
+async fn write_override(tx: &mut Transaction, scope: WorkspaceScope, token: ObserverTokenId) -> StoreResult<()> {
     sqlx::query(
         "INSERT INTO observer_overrides (token_id, workspace_id, state, version, scopes, filters, expires_at)
          SELECT t.token_id, t.workspace_id, CASE WHEN t.revoked_at IS NULL THEN 'live' ELSE 'revoked' END,

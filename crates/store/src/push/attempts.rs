@@ -5,9 +5,8 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::push::attempt::{PushAttempt, RecordingPass};
-use sqlx::PgTransaction;
 
-use crate::{StoreError, StoreResult};
+use crate::{StoreError, StoreResult, connections::Transaction};
 
 /// Smallest batch that is copied. `COPY` is parsed at every call and takes one more round trip than an insert.
 const MIN_COPY_ROWS: usize = 16;
@@ -35,7 +34,7 @@ macro_rules! insert_attempts {
 }
 
 pub(crate) async fn write_attempts(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     attempts: &[PushAttempt],
     pass: RecordingPass,
 ) -> StoreResult<()> {
@@ -47,7 +46,7 @@ pub(crate) async fn write_attempts(
     }
 }
 
-async fn insert_rows(tx: &mut PgTransaction<'_>, attempts: &[PushAttempt], pass: RecordingPass) -> StoreResult<()> {
+async fn insert_rows(tx: &mut Transaction, attempts: &[PushAttempt], pass: RecordingPass) -> StoreResult<()> {
     // The conflict check makes the statement a third slower, so the first pass goes without.
     let statement = match pass {
         RecordingPass::First => insert_attempts!(""),
@@ -70,7 +69,7 @@ async fn insert_rows(tx: &mut PgTransaction<'_>, attempts: &[PushAttempt], pass:
         .map_err(StoreError::from_sqlx("recording attempts"))
 }
 
-async fn copy_rows(tx: &mut PgTransaction<'_>, attempts: &[PushAttempt]) -> StoreResult<()> {
+async fn copy_rows(tx: &mut Transaction, attempts: &[PushAttempt]) -> StoreResult<()> {
     let doing = "recording attempts";
     let mut copy = tx.copy_in_raw(COPY).await.map_err(StoreError::from_sqlx(doing))?;
     copy.send(encode_rows(attempts)).await.map_err(StoreError::from_sqlx(doing))?;

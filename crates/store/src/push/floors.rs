@@ -9,11 +9,11 @@ use relay_domain::{
     AgentId, WorkspaceId,
     mailboxes::{dead_letter::DeadLetterReason, delivery::Settlement, stream::Seq},
 };
-use sqlx::PgTransaction;
 
 use crate::{
     StoreError, StoreResult,
     codes::{ACKED, DEAD_LETTERED, DEFERRED, FAILED},
+    connections::Transaction,
 };
 
 /// Workspace and agent of a mailbox.
@@ -100,7 +100,7 @@ RETURNING e.workspace_id, e.agent_id, e.seq"
 /// Moves each ack floor up to the first row that is neither acknowledged nor a dead letter. Returns the acknowledged rows
 /// that remain above such a gap.
 pub(crate) async fn move_floors(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     locked: &BTreeMap<MailboxKey, LockedMailbox>,
     changes: &BTreeMap<MailboxKey, MailboxChanges>,
 ) -> StoreResult<BTreeSet<(MailboxKey, Seq)>> {
@@ -145,7 +145,7 @@ pub(crate) async fn move_floors(
 /// Reads the runs of settled and skipped seqs between the floors and the highest new acks: the first seq of each run, with
 /// its last. A mailbox whose acks continue its floor without a gap, which is the common case, needs no read.
 async fn read_passable_runs(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     locked: &BTreeMap<MailboxKey, LockedMailbox>,
     changes: &BTreeMap<MailboxKey, MailboxChanges>,
 ) -> StoreResult<BTreeMap<(MailboxKey, Seq), Seq>> {
@@ -214,7 +214,7 @@ impl<'a> SettlementRows<'a> {
     }
 
     /// Writes the settlements and returns the rows that changed; a row that was settled before keeps its settlement.
-    pub(crate) async fn write(self, tx: &mut PgTransaction<'_>) -> StoreResult<BTreeSet<(MailboxKey, Seq)>> {
+    pub(crate) async fn write(self, tx: &mut Transaction) -> StoreResult<BTreeSet<(MailboxKey, Seq)>> {
         if self.seqs.is_empty() {
             return Ok(BTreeSet::new());
         }

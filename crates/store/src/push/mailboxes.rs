@@ -13,11 +13,12 @@ use relay_domain::{
     AgentId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope,
     push::mailbox::{LeasedMailbox, MailboxRelease},
 };
-use sqlx::{FromRow, PgTransaction, Row as _, postgres::PgRow};
+use sqlx::{FromRow, Row as _, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::HTTP_PUSH,
+    connections::Transaction,
     decode::decode_rows,
     mailboxes::cursors::split_keys,
     maintenance::loop_state::{LoopState, lock_state, save_state},
@@ -363,7 +364,7 @@ struct SweptMailbox {
 
 /// Removes orphaned mailboxes of the page after `from`, and makes those due that have rows above their push position.
 /// Returns the number of changed mailboxes.
-async fn repair_page(tx: &mut PgTransaction<'_>, from: (i64, i64)) -> StoreResult<u64> {
+async fn repair_page(tx: &mut Transaction, from: (i64, i64)) -> StoreResult<u64> {
     let doing = "sweeping push mailboxes";
     let page: Vec<SweptMailbox> = sqlx::query_as(PAGE)
         .bind(from.0)
@@ -390,7 +391,7 @@ async fn repair_page(tx: &mut PgTransaction<'_>, from: (i64, i64)) -> StoreResul
 /// push position and its worker; one that comes from elsewhere starts above the settled floor, with a new epoch that fences
 /// the worker of the former node.
 pub(crate) async fn place_mailbox(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     agent: AgentId,
     node: &NodeId,
@@ -419,7 +420,7 @@ pub(crate) async fn place_mailbox(
 
 /// Makes a mailbox due at `at`, at which a deferral ends. Does nothing for an agent that does not use http_push.
 pub(crate) async fn set_due(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     scope: WorkspaceScope,
     agent: AgentId,
     at: DateTime<Utc>,
@@ -438,11 +439,7 @@ pub(crate) async fn set_due(
 }
 
 /// Makes a blocked mailbox due: a row was settled, and it may be the one that blocks later rows.
-pub(crate) async fn unblock_mailbox(
-    tx: &mut PgTransaction<'_>,
-    scope: WorkspaceScope,
-    agent: AgentId,
-) -> StoreResult<()> {
+pub(crate) async fn unblock_mailbox(tx: &mut Transaction, scope: WorkspaceScope, agent: AgentId) -> StoreResult<()> {
     sqlx::query(
         "UPDATE push_mailboxes SET due_at = relay_now()
           WHERE workspace_id = $1 AND agent_id = $2 AND owner IS NULL AND is_blocked",

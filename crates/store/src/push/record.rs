@@ -16,11 +16,11 @@ use relay_domain::{
         mailbox::LeasedMailbox,
     },
 };
-use sqlx::PgTransaction;
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{ACKED, DEAD_LETTERED, DEFERRED},
+    connections::Transaction,
     delivered_event,
     events::{self, Event, RecordedEvents},
     mailboxes::settled_floors::extend_settled_floors,
@@ -170,7 +170,7 @@ fn mailbox_key(attempt: &PushAttempt) -> MailboxKey {
 }
 
 async fn lock_mailboxes(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     owner: PushWorkerId,
     attempts: &[PushAttempt],
 ) -> StoreResult<BTreeMap<MailboxKey, LockedMailbox>> {
@@ -192,10 +192,7 @@ async fn lock_mailboxes(
 }
 
 /// Removes the deferral of rows that were delivered now; a delivered row above the floors has no settlement.
-async fn remove_deferrals(
-    tx: &mut PgTransaction<'_>,
-    changes: &BTreeMap<MailboxKey, MailboxChanges>,
-) -> StoreResult<()> {
+async fn remove_deferrals(tx: &mut Transaction, changes: &BTreeMap<MailboxKey, MailboxChanges>) -> StoreResult<()> {
     let rows = changes.iter().flat_map(|(key, own)| own.delivered.iter().map(|seq| (key.0, key.1, *seq)));
     let (mut workspaces, mut agents, mut seqs) = (vec![], vec![], vec![]);
     for (workspace, agent, seq) in rows {
@@ -223,7 +220,7 @@ async fn remove_deferrals(
 /// Moves push positions, and disables mailboxes whose endpoint no longer exists. The lease is checked again, because the
 /// push mailboxes are not locked.
 async fn update_mailboxes(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     owner: PushWorkerId,
     attempts: &[PushAttempt],
     changes: &BTreeMap<MailboxKey, MailboxChanges>,
@@ -282,7 +279,7 @@ SELECT k.workspace_id, k.agent_id, k.seq
 /// Collects the events of the attempts: acknowledgements in watched workspaces, and the events that attempts carry. A
 /// delivery that another writer settled during the attempt has no event here; that writer has recorded it.
 async fn collect_events(
-    tx: &mut PgTransaction<'_>,
+    tx: &mut Transaction,
     (attempts, own_events): (&[PushAttempt], fn(&PushAttempt) -> Vec<Event>),
     changes: &BTreeMap<MailboxKey, MailboxChanges>,
     above_gap: &BTreeSet<(MailboxKey, Seq)>,

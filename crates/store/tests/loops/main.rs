@@ -15,6 +15,7 @@ mod fixture;
 mod invocations;
 mod outbox_relay;
 mod partitions;
+mod pooled;
 mod presence;
 mod pruning;
 mod push;

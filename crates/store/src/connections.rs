@@ -1,0 +1,345 @@
+//! Connections that are used again without a test. Everything in this crate reaches Postgres through them.
+//!
+//! The driver's pool tests a connection when it is taken and when it is returned: two round trips around each statement.
+//! [`ConnectionPool`] leaves connections checked out between statements, and trusts one that was used within the last
+//! second. Such a connection may be dead nevertheless, and on a dead network the answer of a statement never arrives, so
+//! each statement has a deadline on this side (ADR 0054).
+
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::{
+    SinkExt as _, StreamExt as _, TryStreamExt as _,
+    channel::mpsc,
+    future::BoxFuture,
+    stream::{self, BoxStream},
+};
+use sqlx::{
+    Connection as _, Describe, Either, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr,
+    pool::PoolConnection,
+    postgres::{PgQueryResult, PgRow, PgStatement, PgTypeInfo},
+};
+use tokio::time::{Instant, timeout};
+
+/// Time after its last use for which a connection counts as alive.
+const TRUSTED_FOR: Duration = Duration::from_secs(1);
+/// Time after which an unused connection returns to the driver's pool.
+const UNUSED_FOR: Duration = Duration::from_secs(10);
+/// Time after which a used connection returns to the driver's pool, which replaces it after half an hour.
+const KEPT_AT_MOST: Duration = Duration::from_secs(60);
+/// Wait for the answer to a test or a BEGIN, for which Postgres itself needs no time.
+const TEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Wait for a ROLLBACK, before which a statement that was given up has to end.
+const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for statement and answer to travel, beyond the time that Postgres gives the statement.
+const TRAVEL_TIME: Duration = Duration::from_secs(1);
+/// Rows that are read before the caller takes them.
+const ROWS_AHEAD: usize = 16;
+
+/// Pool of connections. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct ConnectionPool {
+    driver: PgPool,
+    kept: Arc<Mutex<Kept>>,
+    /// Time that Postgres gives each statement. `None`: as long as it needs; then no connection is kept.
+    statement_limit: Option<Duration>,
+}
+
+/// Connections between two uses.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Sorted by their last use; the last one is used next.
+    connections: Vec<KeptConnection>,
+    /// Callers that wait for the driver's pool. Connections return to it for them.
+    waiting: usize,
+}
+
+#[derive(Debug)]
+struct KeptConnection {
+    connection: PoolConnection<Postgres>,
+    taken_at: Instant,
+    used_at: Instant,
+}
+
+impl ConnectionPool {
+    pub(crate) fn new(driver: PgPool, statement_limit: Option<Duration>) -> Self {
+        Self { driver, kept: Arc::default(), statement_limit }
+    }
+
+    /// Returns the driver's pool, for its options and counts.
+    pub(crate) fn driver(&self) -> &PgPool {
+        &self.driver
+    }
+
+    pub(crate) fn statement_limit(&self) -> Option<Duration> {
+        self.statement_limit
+    }
+
+    /// Counts the connections that are not in use.
+    pub(crate) fn idle_count(&self) -> usize {
+        self.driver.num_idle() + self.lock().connections.len()
+    }
+
+    /// Takes a connection that was tested, or used within the last second.
+    pub(crate) async fn acquire(&self) -> sqlx::Result<Lease> {
+        let kept = self.lock().connections.pop();
+        if let Some(KeptConnection { connection, taken_at, used_at }) = kept {
+            let lease = self.lease(connection, taken_at);
+            if used_at.elapsed() < TRUSTED_FOR {
+                return Ok(lease);
+            }
+            if let Some(lease) = lease.tested().await {
+                return Ok(lease);
+            }
+        } else if let Some(idle) = self.driver.try_acquire()
+            && let Some(lease) = self.lease(idle, Instant::now()).tested().await
+        {
+            return Ok(lease);
+        }
+        self.acquire_from_driver().await
+    }
+
+    /// Begins a transaction. BEGIN tests the connection.
+    pub(crate) async fn begin(&self) -> sqlx::Result<Transaction> {
+        let mut tx = Transaction::open(self.acquire().await?);
+        if let Ok(Ok(_)) = timeout(TEST_TIMEOUT, tx.execute("BEGIN")).await {
+            return Ok(tx);
+        }
+        tx.discard();
+        let mut tx = Transaction::open(self.acquire_from_driver().await?);
+        tx.execute("BEGIN").await?;
+        Ok(tx)
+    }
+
+    /// Waits for a connection of the driver's pool, which opens or tests it, for 3 s at most.
+    async fn acquire_from_driver(&self) -> sqlx::Result<Lease> {
+        // A connection that is released from now on wakes the caller; none was kept unnoticed before.
+        let waiting = {
+            let mut kept = self.lock();
+            kept.waiting += 1;
+            kept.connections.clear();
+            Waiting(self)
+        };
+        let connection = self.driver.acquire().await;
+        drop(waiting);
+        Ok(self.lease(connection?, Instant::now()))
+    }
+
+    fn lease(&self, connection: PoolConnection<Postgres>, taken_at: Instant) -> Lease {
+        Lease { connection: Some(connection), taken_at, pool: self.clone() }
+    }
+
+    fn keep(&self, connection: PoolConnection<Postgres>, taken_at: Instant) {
+        if self.statement_limit.is_none() || taken_at.elapsed() > KEPT_AT_MOST || self.driver.is_closed() {
+            return;
+        }
+        let mut kept = self.lock();
+        if kept.waiting > 0 {
+            return;
+        }
+        kept.connections.push(KeptConnection { connection, taken_at, used_at: Instant::now() });
+        if kept.connections.first().is_some_and(|first| first.used_at.elapsed() > UNUSED_FOR) {
+            kept.connections.remove(0);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a statement until its deadline. The error maps to `Unavailable`; the statement may have run.
+    async fn before_deadline<T>(&self, statement: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+        match self.statement_limit {
+            Some(limit) => timeout(limit + TRAVEL_TIME, statement).await.unwrap_or(Err(sqlx::Error::PoolTimedOut)),
+            None => statement.await,
+        }
+    }
+}
+
+/// Caller that is counted as waiting until this is dropped.
+struct Waiting<'a>(&'a ConnectionPool);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.lock().waiting -= 1;
+    }
+}
+
+/// Connection in use. Dropped, it returns to the driver's pool, which tests it: a statement may have failed or been given
+/// up. After a success, [`Lease::keep`] keeps it for the next statement.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    /// `None` once it was kept.
+    connection: Option<PoolConnection<Postgres>>,
+    taken_at: Instant,
+    pool: ConnectionPool,
+}
+
+impl Lease {
+    /// Keeps the connection for the next statement.
+    pub(crate) fn keep(mut self) {
+        if let Some(connection) = self.connection.take() {
+            self.pool.keep(connection, self.taken_at);
+        }
+    }
+
+    /// Returns the connection if it answers.
+    async fn tested(mut self) -> Option<Self> {
+        if matches!(timeout(TEST_TIMEOUT, self.ping()).await, Ok(Ok(()))) {
+            return Some(self);
+        }
+        self.close();
+        None
+    }
+
+    /// Closes the connection once it is dropped, instead of returning it.
+    fn close(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.close_on_drop();
+        }
+    }
+}
+
+impl Deref for Lease {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        self.connection.as_ref().expect("a lease has its connection until it is dropped")
+    }
+}
+
+impl DerefMut for Lease {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.connection.as_mut().expect("a lease has its connection until it is dropped")
+    }
+}
+
+/// Open transaction. It is rolled back when it is dropped before its end.
+#[derive(Debug)]
+pub(crate) struct Transaction {
+    lease: Lease,
+    is_open: bool,
+}
+
+impl Transaction {
+    /// Expects the caller to execute BEGIN, which may be given up after it was sent.
+    fn open(lease: Lease) -> Self {
+        Self { lease, is_open: true }
+    }
+
+    pub(crate) async fn commit(mut self) -> sqlx::Result<()> {
+        self.lease.execute("COMMIT").await?;
+        self.is_open = false;
+        if let Some(connection) = self.lease.connection.take() {
+            self.lease.pool.keep(connection, self.lease.taken_at);
+        }
+        Ok(())
+    }
+
+    fn discard(mut self) {
+        self.is_open = false;
+        self.lease.close();
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        if let (true, Some(connection)) = (self.is_open, self.lease.connection.take()) {
+            tokio::spawn(roll_back(connection));
+        }
+    }
+}
+
+/// Rolls back before the connection returns to the driver's pool, or closes it.
+async fn roll_back(mut connection: PoolConnection<Postgres>) {
+    if !matches!(timeout(ROLLBACK_TIMEOUT, connection.execute("ROLLBACK")).await, Ok(Ok(_))) {
+        connection.close_on_drop();
+    }
+}
+
+impl Deref for Transaction {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.lease
+    }
+}
+
+impl DerefMut for Transaction {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.lease
+    }
+}
+
+/// Executes one statement on a connection of the pool, before its deadline.
+impl<'p> Executor<'p> for &'p ConnectionPool {
+    type Database = Postgres;
+
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Either<PgQueryResult, PgRow>>>
+    where
+        'p: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        let (mut rows, taken) = mpsc::channel(ROWS_AHEAD);
+        let statement = async move {
+            let mut lease = self.acquire().await?;
+            let sent = async {
+                let mut steps = lease.fetch_many(query);
+                while let Some(step) = steps.try_next().await? {
+                    // Fails only when the stream is dropped, and this with it.
+                    let _ = rows.send(step).await;
+                }
+                Ok(())
+            };
+            self.before_deadline(sent).await?;
+            lease.keep();
+            Ok(())
+        };
+        // Polled together by the caller of the stream.
+        let failure = stream::once(statement).filter_map(async |done: sqlx::Result<()>| done.err().map(Err));
+        Box::pin(stream::select(taken.map(Ok), failure))
+    }
+
+    fn execute<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<PgQueryResult>>
+    where
+        'p: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        Box::pin(async move {
+            let mut lease = self.acquire().await?;
+            let done = self.before_deadline(lease.execute(query)).await?;
+            lease.keep();
+            Ok(done)
+        })
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
+    where
+        'p: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        Box::pin(async move {
+            let mut lease = self.acquire().await?;
+            let row = self.before_deadline(lease.fetch_optional(query)).await?;
+            lease.keep();
+            Ok(row)
+        })
+    }
+
+    fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> BoxFuture<'e, sqlx::Result<PgStatement>>
+    where
+        'p: 'e,
+    {
+        self.driver.prepare_with(sql, parameters)
+    }
+
+    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, sqlx::Result<Describe<Postgres>>>
+    where
+        'p: 'e,
+    {
+        self.driver.describe(sql)
+    }
+}

@@ -1,0 +1,85 @@
+//! Connections that are used again without a test.
+
+use std::time::Duration;
+
+use relay_store::Store;
+use relay_testkit::proxy::TcpProxy;
+
+use crate::fixture::{Database, WORKSPACE};
+
+/// Statement limit of these tests.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Far above every deadline.
+const LATE: Duration = Duration::from_secs(20);
+const ADA: i64 = 1;
+
+/// Executes one statement that has no deadline but the pool's.
+async fn statement(store: &Store) -> relay_store::StoreResult<()> {
+    store.want_index(Database::mailbox(ADA).0).await
+}
+
+#[tokio::test]
+async fn callers_take_turns_on_one_connection() {
+    let db = Database::fresh().await;
+    let store = db.store.with_statement_limit(LIMIT).with_dedicated_connection();
+    let callers = (0..50).map(|_| statement(&store));
+    for done in tokio::time::timeout(LATE, futures::future::join_all(callers)).await.unwrap() {
+        done.unwrap();
+    }
+    let connections = store.connections();
+    assert_eq!((connections.used, connections.max), (0, 1));
+}
+
+#[tokio::test]
+async fn a_transaction_that_was_given_up_changes_nothing_and_leaves_its_connection_usable() {
+    let db = Database::fresh().await;
+    let store = db.store.with_statement_limit(LATE).with_dedicated_connection();
+    let page = async |store: &Store| {
+        store.index_messages(relay_store::search::index::IndexedWorkspaces::All, db.now, 100).await
+    };
+    page(&store).await.unwrap();
+    let before = db.number("SELECT count(*) FROM loop_state").await;
+    let mut lock = db.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE workspaces").execute(&mut *lock).await.unwrap();
+    let waits = tokio::time::timeout(Duration::from_millis(200), page(&store)).await;
+    assert!(waits.is_err(), "the transaction waits for the table");
+    lock.rollback().await.unwrap();
+    tokio::time::timeout(LATE, statement(&store)).await.unwrap().unwrap();
+    assert_eq!(db.number("SELECT count(*) FROM loop_state").await, before);
+    page(&store).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_statement_on_a_dead_network_ends_at_its_deadline() {
+    let db = Database::fresh().await;
+    let options = db.pool.connect_options();
+    let proxy = TcpProxy::start(&format!("{}:{}", options.get_host(), options.get_port())).unwrap();
+    let name = options.get_database().unwrap();
+    let store = Store::connect(&format!("postgres://postgres@{}/{name}", proxy.address()), 4).unwrap();
+    let store = store.with_statement_limit(LIMIT);
+    statement(&store).await.unwrap();
+    proxy.blackhole();
+    let lost = tokio::time::timeout(LATE, statement(&store)).await.expect("the deadline is 3 s");
+    assert!(lost.is_err_and(|error| error.is_unavailable()));
+    proxy.restore();
+    tokio::time::timeout(LATE, async { while statement(&store).await.is_err() {} }).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_that_postgres_ended_fails_one_statement_at_most() {
+    let db = Database::fresh().await;
+    let store = db.store.with_statement_limit(LIMIT);
+    statement(&store).await.unwrap();
+    let ended = db
+        .number(
+            "SELECT count(*) FROM (SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+              WHERE datname = current_database() AND application_name = 'relay') AS ended",
+        )
+        .await;
+    assert!(ended > 0);
+    if let Err(error) = statement(&store).await {
+        assert!(error.is_unavailable(), "{error}");
+    }
+    statement(&store).await.unwrap();
+    assert_eq!(db.number(&format!("SELECT count(*) FROM search_progress WHERE workspace_id = {WORKSPACE}")).await, 1);
+}
