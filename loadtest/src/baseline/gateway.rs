@@ -4,6 +4,8 @@
 //! A POST is parsed, committed with others by one Postgres statement (counter of the agent, message, delivery),
 //! published on the agent's JetStream subject, and answered when JetStream has stored it. The stream republishes it to
 //! the agent's WebSocket. Acks are written every 250 ms. There are no tenants, tokens, limits, keys, events or metrics.
+//!
+//! `GET /v1/rows/{bytes}` answers one row, found by its primary key, of any length.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,7 +18,7 @@ use async_nats::jetstream;
 use async_nats::jetstream::context::PublishAckFuture;
 use async_nats::jetstream::stream::{Config, Republish, StorageType};
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
-use axum::extract::{Query, State};
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{get, post};
@@ -40,7 +42,9 @@ const SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS heads (agent text PRIMARY KEY, next_seq bigint NOT NULL DEFAULT 1);
 CREATE TABLE IF NOT EXISTS cursors (agent text PRIMARY KEY, acked bigint NOT NULL);
 CREATE TABLE IF NOT EXISTS messages (id bigint PRIMARY KEY, text text NOT NULL);
-CREATE TABLE IF NOT EXISTS deliveries (agent text, seq bigint, message_id bigint NOT NULL, PRIMARY KEY (agent, seq));";
+CREATE TABLE IF NOT EXISTS deliveries (agent text, seq bigint, message_id bigint NOT NULL, PRIMARY KEY (agent, seq));
+CREATE TABLE IF NOT EXISTS rows (id bigint PRIMARY KEY, letter text NOT NULL);
+INSERT INTO rows VALUES (1, 'x') ON CONFLICT DO NOTHING;";
 
 /// Counts the agents' mailboxes up and writes messages and deliveries; returns a seq per request.
 const COMMIT: &str = "
@@ -69,6 +73,7 @@ INSERT INTO cursors (agent, acked) SELECT * FROM unnest($1::text[], $2::bigint[]
 
 #[derive(Clone)]
 struct Gateway {
+    pool: PgPool,
     commits: mpsc::Sender<Pending>,
     next_id: Arc<AtomicI64>,
     nats: async_nats::Client,
@@ -104,10 +109,14 @@ pub(crate) async fn serve(database: &str, nats: &str) -> Result<()> {
     stream.create_stream(config).await.context("create the stream")?;
 
     let (commits, queue) = mpsc::channel(QUEUE);
-    let gateway = Gateway { commits, next_id: Arc::default(), nats, acks: Arc::default() };
+    let gateway = Gateway { pool: pool.clone(), commits, next_id: Arc::default(), nats, acks: Arc::default() };
     tokio::spawn(commit_batches(pool.clone(), stream, queue));
     tokio::spawn(write_acks(pool, Arc::clone(&gateway.acks)));
-    let routes = Router::new().route("/v1/dm", post(send)).route("/v1/node/ws", get(connect)).with_state(gateway);
+    let routes = Router::new()
+        .route("/v1/dm", post(send))
+        .route("/v1/node/ws", get(connect))
+        .route("/v1/rows/{bytes}", get(read))
+        .with_state(gateway);
     let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
     println!("http://{}", listener.local_addr()?);
     axum::serve(listener, routes.into_make_service()).await?;
@@ -128,6 +137,12 @@ async fn send(State(gateway): State<Gateway>, Json(body): Json<Post>) -> Result<
     gateway.commits.try_send(pending).map_err(|_| unavailable)?;
     committed.await.map_err(|_| unavailable)?.await.map_err(|_| unavailable)?;
     Ok((StatusCode::CREATED, Json(json!({"ok": true, "data": {"id": id, "text": body.text}}))))
+}
+
+async fn read(State(gateway): State<Gateway>, Path(bytes): Path<i32>) -> Result<Json<Value>, StatusCode> {
+    let row = sqlx::query_scalar::<_, String>("SELECT repeat(letter, $1) FROM rows WHERE id = 1").bind(bytes);
+    let text = row.fetch_one(&gateway.pool).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    Ok(Json(json!({"ok": true, "data": text})))
 }
 
 /// Commits the requests that arrived during the previous commit, and publishes them in the order of their seqs.

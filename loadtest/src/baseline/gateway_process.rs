@@ -45,16 +45,27 @@ impl GatewayProcess {
         Ok(Self { process, url, servers })
     }
 
+    /// Returns the gateway as a workspace without agents.
+    pub(crate) fn workspace(&self) -> Workspace {
+        Workspace::without_key(&self.url)
+    }
+
+    /// Returns the processes that serve requests.
+    pub(crate) fn roots(&self) -> Result<Roots> {
+        let mut roots = self.servers.clone();
+        roots.insert("gateway".to_owned(), self.process.id().context("the baseline gateway ended")?);
+        Ok(roots)
+    }
+
     /// Measures direct messages to `count` agents with a socket each, as the engine's scenarios do.
     pub(crate) async fn live(&self, common: &Common, count: usize, label: &str, load: &Load) -> Result<Row> {
-        let workspace = Workspace::without_key(&self.url);
+        let workspace = self.workspace();
         let receivers: Vec<Agent> = (0..count).map(|number| bare_agent(&format!("r-{number}"))).collect();
         let specs: Vec<NodeSpec> = receivers.iter().map(bare_node).collect();
         let collector = Arc::new(Collector::default());
         let _fleet = Fleet::connect(&workspace, &specs, &collector).await?;
         let send = direct_messages(&workspace, &[bare_agent("s")], &receivers, common.bytes as usize);
-        let mut roots = self.servers.clone();
-        roots.insert("gateway".to_owned(), self.process.id().context("the baseline gateway ended")?);
+        let roots = self.roots()?;
         let run = format!("gateway {label}");
         let warm = Load { duration: common.warming(), ..load.clone() };
         let warmed = measure(&run, &roots, &collector, &warm, send.clone()).await;

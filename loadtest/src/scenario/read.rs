@@ -10,18 +10,21 @@ use sqlx::{Connection, PgConnection};
 use tokio::{task::JoinSet, time::Instant};
 
 use crate::api::{Agent, Workspace};
+use crate::baseline::GatewayProcess;
 use crate::cli::Common;
 use crate::collector::Collector;
 use crate::drive::{Load, drive};
-use crate::report::{Report, Row};
+use crate::report::{Better, Ratio, Report, Row};
 use crate::stats::Latency;
 use crate::target::Target;
-use crate::usage::Sample;
+use crate::usage::{Roots, Sample};
 
 /// Number of concurrent readers.
 const READERS: usize = 8;
 /// Number of channels with messages; each reader agent is a member of all.
 const CHANNELS: usize = 50;
+/// Bytes around the row of a plain route.
+const ENVELOPE: usize = r#"{"ok":true,"data":""}"#.len();
 
 const WORDS: [&str; 24] = [
     "amber", "basalt", "cedar", "delta", "ember", "fjord", "garnet", "harbor", "indigo", "juniper", "krypton",
@@ -29,7 +32,8 @@ const WORDS: [&str; 24] = [
     "willow", "zephyr",
 ];
 
-/// Posts `messages`, then reads them in three ways.
+/// Posts `messages`, then reads the reader's agent and messages, each compared with a plain route that answers one row of
+/// the same length.
 pub(crate) async fn run(common: &Common, messages: usize, report: &mut Report) -> Result<()> {
     let target = Target::start(common, common.gateways.into()).await?;
     let workspace = Workspace::create(&target.urls()).await?;
@@ -45,7 +49,13 @@ pub(crate) async fn run(common: &Common, messages: usize, report: &mut Report) -
         workspace.join(&format!("c{number}"), &reader).await?;
     }
     let mut database = PgConnection::connect(target.stack().database_url()).await?;
-    let kinds: [(&str, fn(usize) -> String); 4] = [
+    let bare = match common.no_baselines {
+        true => None,
+        false => Some(GatewayProcess::start(&target).await?),
+    };
+    let source = Source { workspace, token: Some(reader.token), roots: target.roots() };
+    let kinds: [(&str, fn(usize) -> String); 5] = [
+        ("agent", |_| "/v1/agent".to_owned()),
         ("list", |n| format!("/v1/channels/c{}/messages?limit=50", n % CHANNELS)),
         ("search one word", |n| format!("/v1/search?q={}&limit=20", word(n, 0))),
         ("search two words in a channel", |n| {
@@ -55,15 +65,29 @@ pub(crate) async fn run(common: &Common, messages: usize, report: &mut Report) -
     ];
     for (kind, path) in kinds {
         let scans = scans(&mut database).await?;
-        let mut row = read(common, &target, &workspace, &reader, &format!("read {kind}"), path).await?;
+        let bytes = source.get(0, &path).await?;
+        let mut row = read(common, &source, &format!("read {kind}"), path).await?;
         let scanned: Vec<String> = scans_since(&mut database, &scans).await?;
         if !scanned.is_empty() {
             row.problems.push(format!("scanned {}", scanned.join(", ")));
         }
-        row.notes.push(format!("{messages} messages in {CHANNELS} channels"));
-        report.add(row);
+        row.notes.push(format!("{messages} messages in {CHANNELS} channels, {bytes} bytes"));
+        let ours = report.add(row);
+        let Some(bare) = &bare else { continue };
+        let row_of_bytes = move |_: usize| format!("/v1/rows/{}", bytes.saturating_sub(ENVELOPE));
+        let plain = Source { workspace: bare.workspace(), token: None, roots: bare.roots()? };
+        let theirs = report.add(read(common, &plain, &format!("one row for {kind}"), row_of_bytes).await?);
+        report.ratios.push(compare(report, ours, theirs));
     }
     Ok(())
+}
+
+/// Compares requests per second with those of a plain route.
+fn compare(report: &Report, ours: usize, theirs: usize) -> Ratio {
+    let rate = |index: usize| report.rows[index].per_second.unwrap_or(f64::NAN);
+    let what =
+        format!("{}: {:.0}/s / {}: {:.0}/s", report.rows[ours].run, rate(ours), report.rows[theirs].run, rate(theirs));
+    Ratio { target: "read", what, value: rate(ours) / rate(theirs), ship: 0.4, goal: 0.7, better: Better::Higher }
 }
 
 fn word(n: usize, offset: usize) -> &'static str {
@@ -107,31 +131,42 @@ async fn fill(
     Ok(())
 }
 
+/// Server that is read from, and the processes behind it.
+#[derive(Clone)]
+struct Source {
+    workspace: Workspace,
+    token: Option<String>,
+    roots: Roots,
+}
+
+impl Source {
+    /// Sends one request and returns the length of its answer.
+    async fn get<P: Fn(usize) -> String>(&self, number: usize, path: &P) -> Result<usize> {
+        let answer = self.workspace.pool(number).get(&path(number), self.token.as_deref()).await?;
+        Ok(answer.success()?.body.len())
+    }
+}
+
 /// Sends one kind of request for the length of a window, after one unmeasured request per reader.
-async fn read(
-    common: &Common,
-    target: &Target,
-    workspace: &Workspace,
-    reader: &Agent,
-    run: &str,
-    path: fn(usize) -> String,
-) -> Result<Row> {
+async fn read<P>(common: &Common, source: &Source, run: &str, path: P) -> Result<Row>
+where
+    P: Fn(usize) -> String + Clone + Send + Sync + 'static,
+{
     let next = Arc::new(AtomicUsize::new(0));
     for number in 0..READERS {
-        get(workspace, reader, number, path).await?;
+        source.get(number, &path).await?;
     }
-    let roots = target.roots();
-    let (before, started) = (Sample::now(&roots), Instant::now());
+    let (before, started) = (Sample::now(&source.roots), Instant::now());
     let until = started + common.window();
     let mut readers = JoinSet::new();
     for _ in 0..READERS {
-        let (workspace, reader, next) = (workspace.clone(), reader.clone(), Arc::clone(&next));
+        let (source, path, next) = (source.clone(), path.clone(), Arc::clone(&next));
         readers.spawn(async move {
             let mut took = Vec::new();
             while Instant::now() < until {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let asked = Instant::now();
-                get(&workspace, &reader, number, path).await?;
+                source.get(number, &path).await?;
                 took.push(u32::try_from(asked.elapsed().as_micros()).unwrap_or(u32::MAX));
             }
             anyhow::Ok(took)
@@ -149,14 +184,9 @@ async fn read(
         seconds,
         per_second: Some(accepted as f64 / seconds),
         answer: Latency::of(took),
-        cpu: Sample::now(&roots).since(&before),
+        cpu: Sample::now(&source.roots).since(&before),
         ..Row::default()
     })
-}
-
-async fn get(workspace: &Workspace, reader: &Agent, number: usize, path: fn(usize) -> String) -> Result<()> {
-    workspace.pool(number).get(&path(number), Some(&reader.token)).await?.success()?;
-    Ok(())
 }
 
 /// Returns the number of sequential scans of each large table.
