@@ -12,6 +12,9 @@ use std::time::Duration;
 
 /// Silence after which a provider is not live. Direct clients send a heartbeat every 30 s.
 pub const NODE_TTL: Duration = Duration::from_secs(45);
+/// Time from the end of a gateway's lease until its sockets count as closed. On a loaded machine a gateway that works may
+/// renew its lease late.
+pub const GATEWAY_GRACE: Duration = Duration::from_secs(5);
 /// Time without a connection for which a node counts as temporarily unavailable: only the agents themselves move away
 /// from it. As long as invocations wait for an unavailable handler.
 pub const TEMPORARY_ABSENCE: Duration = crate::actions::UNREACHABLE_TIMEOUT;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relay_domain::agents::LIVENESS_TTL;
+use relay_domain::{agents::LIVENESS_TTL, nodes::GATEWAY_GRACE};
 use relay_store::nodes::liveness::DisconnectOutcome;
 
 use super::Nodes;
@@ -10,8 +10,6 @@ use crate::{Engine, EngineResult, tick::TickOutcome};
 
 /// A provider without a heartbeat for this long is disconnected. Direct clients send one each 30 s.
 const PROVIDER_TTL: Duration = Duration::from_secs(45);
-/// Time from the end of a gateway's lease until its sockets are released.
-const GATEWAY_GRACE: Duration = Duration::from_secs(5);
 /// The lease (3 s) and the grace must fit into the time for which this worker has itself reached Postgres, with room
 /// for gateways to take new leases after an outage.
 const GATEWAY_MIN_UPTIME: Duration = Duration::from_secs(12);

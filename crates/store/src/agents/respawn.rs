@@ -2,7 +2,7 @@
 //! type: [`RespawnOutcome`]; called by the engine's agent registration.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceScope, access::token::TokenHash, agents::AgentStatus};
+use relay_domain::{AgentId, WorkspaceScope, access::token::TokenHash, agents::AgentStatus, nodes::GATEWAY_GRACE};
 use sqlx::{FromRow, PgConnection, types::Json};
 
 use crate::{
@@ -64,12 +64,14 @@ impl Store {
                         SELECT FROM providers p JOIN gateways g ON g.gateway_id = p.gateway_id
                          WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
                            AND (a.provider IS NULL OR p.provider = a.provider)
-                           AND g.lease_until > relay_now()) AS is_hosted
+                           AND g.lease_until >= relay_now() - make_interval(secs => $3)) AS is_hosted
                FROM agents a
               WHERE a.workspace_id = $1 AND a.name = $2 AND a.deleted_at IS NULL FOR UPDATE OF a",
         )
         .bind(scope.workspace_id())
         .bind(name)
+        // The same time as for the agents of that gateway to go offline: an agent that runs keeps its token.
+        .bind(GATEWAY_GRACE.as_secs_f64())
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

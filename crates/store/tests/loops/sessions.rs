@@ -1,6 +1,6 @@
 use chrono::TimeDelta;
-use relay_domain::{AgentId, InvocationId, NodeId, ProviderName};
-use relay_store::{DeleteCondition, LastSeen, nodes::fence::Fence};
+use relay_domain::{AgentId, InvocationId, NodeId, ProviderName, access::token::TokenHash};
+use relay_store::{DeleteCondition, IdempotencyKey, LastSeen, RespawnOutcome, nodes::fence::Fence};
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -83,4 +83,25 @@ async fn a_release_deletes_an_agent_that_calls_after_its_end() {
     .await;
     db.provider("node_direct_3", "default", 5, 0).await;
     assert!(!delete("pushed").await && !delete("connected").await);
+}
+
+/// A gateway on a loaded machine may renew its lease late, and its agents run.
+#[tokio::test]
+async fn a_spawn_takes_no_agent_of_a_gateway_that_renews_its_lease_late() {
+    let db = Database::fresh().await;
+    db.agent(1, "worker").await;
+    db.provider("n1", "a", 5, 0).await;
+    db.locate(1, "n1", Some("a")).await;
+    let (scope, _) = Database::mailbox(1);
+    let key = IdempotencyKey { hash: [1; 32], fingerprint: [2; 32] };
+    let respawn = async |late_seconds: i64| {
+        db.run(&format!(
+            "INSERT INTO gateways (gateway_id, lease_until) VALUES (5, now() - make_interval(secs => {late_seconds}))
+             ON CONFLICT (gateway_id) DO UPDATE SET lease_until = excluded.lease_until"
+        ))
+        .await;
+        db.store.respawn_agent(scope, "worker", &key, TokenHash::from_token("at_live_1"), db.now).await.unwrap()
+    };
+    assert!(matches!(respawn(1).await, RespawnOutcome::Hosted));
+    assert!(matches!(respawn(6).await, RespawnOutcome::Adopted { .. }), "its agents are offline by then");
 }
