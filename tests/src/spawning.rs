@@ -82,3 +82,9 @@ pub async fn wait_for_outcome(api: &Api, action: &str, id: &Value) -> Result<Val
 pub async fn post_with_key(api: &Api, path: &str, body: Value, key: &str) -> Result<Reply> {
     api.call(Method::POST, path, Some(body), &[("idempotency-key", key)]).await
 }
+
+/// Returns the hash of a token as releases compare it.
+pub fn token_hash(token: &str) -> String {
+    let hash = ring::digest::digest(&ring::digest::SHA256, token.as_bytes());
+    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -111,6 +111,18 @@ async fn a_policy_for_releases_is_never_bypassed() -> Result<()> {
     let frame = policy.expect("action.invoke").await?;
     assert_eq!((&frame["invocation_id"], &frame["action"]), (&asked["invocation_id"], &json!("release")));
     assert_eq!(text(&frame["input"]["name"]), "writer");
+    // The hash stays in the input of a user's action of this name.
+    send_result(&policy, text(&asked["invocation_id"]), json!({ "refused": true })).await?;
+    let hash = relay_acceptance::spawning::token_hash(text(&born["token"]));
+    let with_hash = json!({ "name": "writer", "expected_token_hash": hash });
+    let asked = place.key.post("/v1/agents/release", with_hash).await?.success()?;
+    let frame = policy.expect_where("a release", SOON, |frame| frame["type"] == "action.invoke").await?;
+    assert_eq!(
+        (&frame["invocation_id"], &frame["input"]["expected_token_hash"]),
+        (&asked["invocation_id"], &json!(hash))
+    );
+    let wrong = json!({ "name": "writer", "expected_token_hash": "0".repeat(64) });
+    place.key.post("/v1/agents/release", wrong).await?.refused(409, "agent_release_generation_conflict")?;
     policy.close().await?;
     goes_offline(&place, "guard").await;
     for deletes in [false, true] {

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use relay_acceptance::{
     room::text,
-    spawning::{SOON, Scene, register_spawned, scene, send_result, wait_for_outcome},
+    spawning::{SOON, Scene, register_spawned, scene, send_result, token_hash, wait_for_outcome},
 };
 use relay_testkit::{
     client::{Api, NodeSocket},
@@ -20,13 +20,6 @@ async fn spawn_writer(scene: &mut Scene) -> Result<(String, String)> {
     Ok((text(&born["token"]).to_owned(), text(&born["agent_id"]).to_owned()))
 }
 
-async fn is_deleted(key: &Api, name: &str) {
-    wait::until("the agent to be deleted", SOON, || async {
-        key.get(&format!("/v1/agents/{name}")).await.is_ok_and(|reply| reply.status == 404)
-    })
-    .await;
-}
-
 /// The node reports success and nothing else.
 #[tokio::test]
 async fn a_successful_release_deletes_the_agent() -> Result<()> {
@@ -38,14 +31,28 @@ async fn a_successful_release_deletes_the_agent() -> Result<()> {
     scene.lead.post("/v1/agents/release", release).await?.success()?;
     let frame = scene.socket.expect("action.invoke").await?;
     scene.workspace.get("/v1/agents/writer").await?.success().context("its node is still at it")?;
+    let mut caller = scene.lead.at(&shared().await.gateways[1]).direct_socket().await?;
     send_result(&scene.socket, &frame, json!({ "released": true, "name": "writer" })).await?;
-    is_deleted(&scene.workspace, "writer").await;
-    writer.at(&shared().await.gateways[1]).get("/v1/agent").await?.refused(401, "agent_token_invalid")?;
+    let completed = |notice: &Value| {
+        notice["payload"]["type"] == "action.completed"
+            && notice["payload"]["data"]["invocation_id"] == frame["invocation_id"]
+    };
+    caller.expect_where("the outcome", SOON, completed).await?;
+    // At once, over both gateways, although its node still lists it.
+    scene.workspace.get("/v1/agents/writer").await?.refused(404, "agent_not_found")?;
+    for gateway in &shared().await.gateways {
+        let gone = async || writer.at(gateway).get("/v1/agent").await?.refused(401, "agent_token_invalid");
+        wait::until_ok("its token to be invalid", SOON, gone).await?;
+    }
     let history = scene.workspace.get("/v1/channels/general/messages").await?.success()?;
     let kept = history.as_array().and_then(|list| list.iter().find(|m| m["id"] == posted["id"])).context("kept")?;
     assert_eq!((text(&kept["agent_name"]), text(&kept["agent_id"])), ("writer", &*id));
     let again = scene.workspace.register_agent("writer").await?;
     assert_ne!(again.id, id, "the name is free");
+    // The node's own report comes later, and has no effect on the new agent.
+    scene.socket.request(json!({ "v": 1, "type": "agent.deregister", "agent_id": id })).await?;
+    scene.socket.inventory(&[]).await?;
+    assert_eq!(scene.workspace.get("/v1/agents/writer").await?.success()?["id"], again.id.as_str());
     Ok(())
 }
 
@@ -68,11 +75,7 @@ async fn a_failed_release_deletes_nothing() -> Result<()> {
 async fn the_expected_token_hash_reaches_the_node() -> Result<()> {
     let mut scene = scene("release-hash").await?;
     let (token, _) = spawn_writer(&mut scene).await?;
-    let hash: String = ring::digest::digest(&ring::digest::SHA256, token.as_bytes())
-        .as_ref()
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect();
+    let hash = token_hash(&token);
     let release = json!({ "name": "writer", "expected_token_hash": hash });
     scene.workspace.post("/v1/agents/release", release).await?.success()?;
     let frame = scene.socket.expect("action.invoke").await?;

@@ -6,6 +6,7 @@ use relay_domain::{
     actions::{HANDLER_UNAVAILABLE, MAX_ERROR_BYTES, NAME_IN_USE, OUTCOME_NOTICE_MAX_AGE},
 };
 use relay_store::{
+    DeleteCondition,
     actions::outcomes::{InvocationOutcome, OutcomeBatch, OutcomeNotice, OutcomeRecording, OutcomeSource},
     nodes::fence::Fence,
 };
@@ -125,6 +126,9 @@ impl Actions {
             },
             Err(error) => Err(truncate_error(error)),
         };
+        if result.as_ref().is_ok_and(|output| output["released"] == Value::Bool(true)) {
+            self.delete_released(fence, id).await?;
+        }
         let source = OutcomeSource::Provider(fence.clone());
         let outcome = InvocationOutcome { scope: fence.scope, invocation: id, source, result, duration_ms: None };
         Ok(match self.calls.record_outcome(outcome).await? {
@@ -134,6 +138,24 @@ impl Actions {
                 ProviderResultOutcome::Refused
             }
         })
+    }
+
+    /// Deletes the agent whose release its node reports, if the caller has asked for that. This precedes the outcome, so
+    /// that the name is free when the caller learns of it; a process that stops between the two leaves an open invocation,
+    /// which the node answers again.
+    async fn delete_released(&self, fence: &Fence, id: InvocationId) -> EngineResult<()> {
+        let Some((agent, name)) = self.core.store.agent_to_delete(fence, id).await? else { return Ok(()) };
+        let condition = DeleteCondition {
+            agent: Some(agent),
+            is_release: true,
+            orphans_mailbox: true,
+            ..DeleteCondition::default()
+        };
+        match self.agents.delete_if(fence.scope, &name, &condition).await {
+            // Another process deleted it first.
+            Ok(()) | Err(EngineError::NotFound(Missing::Agent(_))) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Records that a provider has begun: from now on it may take as long as it needs.

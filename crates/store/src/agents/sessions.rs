@@ -191,9 +191,36 @@ impl Store {
         Ok(())
     }
 
-    /// Lists releases that have an outcome or never got an invocation, at most `limit`. A release that deletes its agent waits
-    /// until the agent has ended, because the node may report the end after the result, and that report names the reason of
-    /// its end. An agent that was spawned again meanwhile, or is still listed after 10 s, is not waited for.
+    /// Returns the agent that a provider is to release and that is deleted then. `None` for other invocations, and for
+    /// those of which the provider no longer decides the outcome.
+    pub async fn agent_to_delete(
+        &self,
+        fence: &Fence,
+        invocation: InvocationId,
+    ) -> StoreResult<Option<(AgentId, String)>> {
+        sqlx::query_as(
+            "SELECT a.agent_id, a.name
+               FROM agent_releases r
+               JOIN invocations i USING (workspace_id, invocation_id)
+               JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id AND a.deleted_at IS NULL
+               JOIN providers p ON p.workspace_id = i.workspace_id AND p.node_id = i.node_id AND p.provider = i.provider
+              WHERE r.workspace_id = $1 AND r.invocation_id = $2 AND r.deletes
+                AND i.completed_at IS NULL AND i.status IN ('dispatched', 'pending')
+                AND p.node_id = $3 AND p.provider = $4 AND p.epoch = $5",
+        )
+        .bind(fence.scope.workspace_id())
+        .bind(invocation)
+        .bind(&fence.node_id)
+        .bind(&fence.provider)
+        .bind(fence.epoch)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the agent of a release"))
+    }
+
+    /// Lists releases that have an outcome or never got an invocation, at most `limit`. Most of them have deleted their agent
+    /// before the outcome. A policy may end the agent after its answer, so its release waits until the agent has ended. An
+    /// agent that was spawned again meanwhile, or is still listed after 10 s, is not waited for.
     pub async fn settled_releases(&self, limit: i64) -> StoreResult<Vec<AgentRelease>> {
         // A release without an invocation after a minute: its process stopped between the two transactions.
         let rows: Vec<(WorkspaceId, InvocationId, AgentId, Option<String>, bool, Option<DateTime<Utc>>)> =
