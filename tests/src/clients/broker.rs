@@ -13,7 +13,24 @@ use serde_json::{Value, json};
 
 use super::install;
 
-const PROGRAM: &str = "node_modules/@agent-relay/broker-linux-x64/bin/agent-relay-broker";
+/// Published releases of the broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BrokerRelease {
+    V9,
+    V12,
+}
+
+impl BrokerRelease {
+    /// Returns the program's path below the folder with the npm packages.
+    pub const fn program(self) -> &'static str {
+        match self {
+            // The SDK's package contains it.
+            Self::V9 => "node_modules/@agent-relay/sdk/bin/agent-relay-broker-linux-x64",
+            Self::V12 => "node_modules/@agent-relay/broker-linux-x64/bin/agent-relay-broker",
+        }
+    }
+}
+
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -65,9 +82,20 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Starts a broker that keeps its state in `dir`, and waits until its local API answers.
+    /// Starts broker 12.4.1 that keeps its state in `dir`, and waits until its local API answers.
     pub async fn start(engine: &str, workspace_key: &str, name: &str, dir: &Path) -> Result<Self> {
-        let program = install::npm_packages().await?.join(PROGRAM);
+        Self::start_release(BrokerRelease::V12, engine, workspace_key, name, dir).await
+    }
+
+    /// Starts a broker of this release that keeps its state in `dir`, and waits until its local API answers.
+    pub async fn start_release(
+        release: BrokerRelease,
+        engine: &str,
+        workspace_key: &str,
+        name: &str,
+        dir: &Path,
+    ) -> Result<Self> {
+        let program = install::npm_packages().await?.join(release.program());
         fs::create_dir_all(dir)?;
         let connection = dir.join("connection.json");
         // A file of an earlier process would be mistaken for that of the new one.
@@ -89,9 +117,10 @@ impl Broker {
             ("DO_NOT_TRACK", "1"),
         ];
         spec.env = env.map(|(key, value)| (key.to_owned(), Some(value.to_owned()))).to_vec();
-        for proxy in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
-            spec.env.push((proxy.to_owned(), None));
-        }
+        // Broker 9 would keep its node's id there instead of in its home.
+        let outside = ["XDG_DATA_HOME", "XDG_STATE_HOME"];
+        let proxies = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"];
+        spec.env.extend(outside.into_iter().chain(proxies).map(|unset| (unset.to_owned(), None)));
         let process = Process::start(spec)?;
         let found = wait::until_ok("the broker's local API", START_TIMEOUT, || async {
             if !process.is_running() {

@@ -5,7 +5,7 @@ mod front;
 mod install;
 mod script;
 
-pub use broker::{AgentScript, Broker, Position};
+pub use broker::{AgentScript, Broker, BrokerRelease, Position};
 pub use front::Front;
 pub use install::{
     command_line, npm_packages, python_broker_packages, python_packages, python_runner_packages, runner_package,

@@ -4,6 +4,7 @@
 
 mod broker;
 mod broker_spawn;
+mod broker_state;
 mod js;
 mod postgres_failover;
 mod python;
