@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use relay_acceptance::clients;
+use relay_acceptance::clients::{self, BrokerRelease};
 use relay_testkit::client::Api;
-use relay_testkit::process::{Process, Spec};
 use relay_testkit::{binaries, shared, wait};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -37,26 +36,44 @@ impl Drop for Holder {
     }
 }
 
-/// A project directory in which commands are run.
-struct CommandLine {
-    workspace: Api,
-    sender: Api,
-    gateway: String,
-    program: PathBuf,
-    folder: TempDir,
+/// A project directory in which commands are run, at the first gateway.
+pub(crate) struct CommandLine {
+    pub(crate) workspace: Api,
+    /// Agent that uses the second gateway.
+    pub(crate) sender: Api,
+    pub(crate) gateway: String,
+    /// Folder with the packages.
+    pub(crate) packages: PathBuf,
+    broker: PathBuf,
+    pub(crate) folder: TempDir,
 }
 
 impl CommandLine {
-    async fn new(name: &str) -> Result<Self> {
-        let gateway = shared().await.any_gateway().to_owned();
-        let workspace = Api::create_workspace(&gateway, name).await?;
-        let sender = workspace.as_agent(&workspace.register_agent("sender").await?);
-        let program = clients::command_line().await?.join("node_modules/agent-relay/dist/cli/index.js");
-        Ok(Self { workspace, sender, gateway, program, folder: tempfile::tempdir()? })
+    /// Runs the commands with our broker.
+    pub(crate) async fn new(name: &str) -> Result<Self> {
+        Self::with_broker(name, binaries::find(&binaries::directory()?, "agent-relay-broker")?).await
     }
 
-    fn environment(&self) -> Result<Vec<(String, Option<String>)>> {
-        let broker = binaries::find(&binaries::directory()?, "agent-relay-broker")?.display().to_string();
+    /// Runs the commands with the broker that was published with them.
+    pub(crate) async fn with_published_broker(name: &str) -> Result<Self> {
+        let broker = clients::command_line().await?.join(BrokerRelease::V9.program());
+        Self::with_broker(name, broker).await
+    }
+
+    async fn with_broker(name: &str, broker: PathBuf) -> Result<Self> {
+        let gateways = &shared().await.gateways;
+        let workspace = Api::create_workspace(&gateways[0], name).await?;
+        let sender = workspace.as_agent(&workspace.register_agent("sender").await?).at(&gateways[1]);
+        let (packages, folder) = (clients::command_line().await?, tempfile::tempdir()?);
+        Ok(Self { workspace, sender, gateway: gateways[0].clone(), packages, broker, folder })
+    }
+
+    pub(crate) fn program(&self) -> PathBuf {
+        self.packages.join("node_modules/agent-relay/dist/cli/index.js")
+    }
+
+    pub(crate) fn environment(&self) -> Result<Vec<(String, Option<String>)>> {
+        let broker = self.broker.display().to_string();
         let folder = self.folder.path().display().to_string();
         let set = [
             ("AGENT_RELAY_BIN", broker.as_str()),
@@ -75,9 +92,9 @@ impl CommandLine {
     }
 
     /// Runs a command of it and returns its output.
-    async fn run(&self, args: &[&str]) -> Result<String> {
+    pub(crate) async fn run(&self, args: &[&str]) -> Result<String> {
         let mut command = Command::new("node");
-        command.arg(&self.program).args(args);
+        command.arg(self.program()).args(args);
         self.output(command).await.with_context(|| format!("agent-relay {}", args.join(" ")))
     }
 
@@ -85,7 +102,7 @@ impl CommandLine {
     async fn in_terminal(&self, args: &[&str], steps: Value) -> Result<String> {
         let mut command = Command::new("python3");
         command.arg(clients::scripts().join("terminal.py")).arg(steps.to_string());
-        command.arg("node").arg(&self.program).args(args);
+        command.arg("node").arg(self.program()).args(args);
         self.output(command).await.with_context(|| format!("agent-relay {} in a terminal", args.join(" ")))
     }
 
@@ -103,7 +120,7 @@ impl CommandLine {
         Ok(stdout.into_owned())
     }
 
-    fn connection(&self) -> Result<Value> {
+    pub(crate) fn connection(&self) -> Result<Value> {
         let file = self.folder.path().join(".agentworkforce/relay/connection.json");
         Ok(serde_json::from_str(&std::fs::read_to_string(file).context("no connection file")?)?)
     }
@@ -154,53 +171,4 @@ async fn it_runs_a_broker_in_the_background_with_its_agents() -> Result<()> {
     assert!(cli.connection().is_err());
     assert!(!is_running(pid));
     Ok(())
-}
-
-#[tokio::test]
-async fn it_serves_a_fleet_definition() -> Result<()> {
-    let cli = CommandLine::new("fleet-serve").await?;
-    // Beside the packages, where its import is found.
-    let modules = cli.program.ancestors().nth(4).context("the folder of the packages")?;
-    let definition = modules.join(format!("fleet-{}.mjs", std::process::id()));
-    std::fs::write(
-        &definition,
-        "import { action, defineNode } from '@agent-relay/fleet';\n\
-         const shout = action({}, (input) => ({ text: String(input.text).toUpperCase() }));\n\
-         export default defineNode({ name: 'served', capabilities: { shout } });\n",
-    )?;
-    let mut spec = Spec::new("fleet", "node", cli.folder.path().join("fleet.log"));
-    let args = [&cli.program, &PathBuf::from("fleet"), &PathBuf::from("serve"), &definition];
-    spec.args = args.map(|path| path.display().to_string()).to_vec();
-    spec.env = cli.environment()?;
-    spec.cwd = Some(cli.folder.path().to_owned());
-    let serving = Process::start(spec)?;
-    let invoked = wait::until_ok("an invocation", SOON, || async {
-        cli.sender.post("/v1/actions/shout/invoke", json!({ "input": { "text": "hi" } })).await?.success()
-    });
-    let id =
-        invoked.await.with_context(|| serving.log_tail(30))?["invocation_id"].as_str().context("an id")?.to_owned();
-    wait::until_ok("the outcome", SOON, || async {
-        let outcome = cli.sender.get(&format!("/v1/actions/shout/invocations/{id}")).await?.success()?;
-        ensure!(outcome["output"] == json!({ "text": "HI" }), "{outcome}");
-        anyhow::Ok(())
-    })
-    .await
-    .with_context(|| serving.log_tail(30))?;
-    let nodes = cli.run(&["fleet", "nodes"]).await?;
-    assert!(nodes.contains("shout"), "{nodes}");
-    // It takes the definition back and goes on with its broker until that is stopped.
-    ensure!(Command::new("kill").arg(serving.pid().to_string()).status().await?.success());
-    wait::until_ok("the definition to be taken back", SOON, || async {
-        let nodes = cli.run(&["fleet", "nodes"]).await?;
-        ensure!(!nodes.contains("shout"), "{nodes}");
-        anyhow::Ok(())
-    })
-    .await?;
-    cli.run(&["local", "down"]).await?;
-    std::fs::remove_file(&definition)?;
-    wait::until_ok("the command to end with its broker", SOON, || async {
-        ensure!(!serving.is_running() && cli.connection().is_err(), "it runs");
-        anyhow::Ok(())
-    })
-    .await
 }
