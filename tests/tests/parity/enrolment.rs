@@ -55,3 +55,24 @@ async fn a_machine_finds_its_broker_again_while_it_is_offline() -> Result<()> {
     assert_eq!((text(&found["id"]), text(&found["name"])), ("node_a", "renamed"));
     Ok(())
 }
+
+#[tokio::test]
+async fn a_machine_does_not_find_the_node_of_an_agent() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let key = Api::create_workspace(&gateways[0], "enrolment-role").await?;
+    let agent = key.register_agent("ann").await?;
+    let own = key.as_agent(&agent).direct_node_token().await?;
+    key.patch(&format!("/v1/nodes/{}", own.name), json!({ "machine_id": "m-1" })).await?.success()?;
+    let socket = key.at(&gateways[1]).as_agent(&agent).direct_socket().await?;
+    let made = key.post("/v1/nodes", node(None, "first")).await?.success()?;
+    assert_ne!(text(&made["id"]), own.node_id, "it is live");
+    socket.close().await?;
+    wait::until("the agent to be offline", SOON, || async {
+        key.get("/v1/agents/ann").await.is_ok_and(|reply| reply.data()["status"] == "offline")
+    })
+    .await;
+    let made = key.at(&gateways[1]).post("/v1/nodes", node(None, "second")).await?.success()?;
+    assert_ne!(text(&made["id"]), own.node_id, "it is offline");
+    assert_eq!(key.get(&format!("/v1/nodes/{}", own.name)).await?.success()?["role"], "direct");
+    Ok(())
+}

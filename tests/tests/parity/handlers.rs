@@ -33,15 +33,14 @@ async fn failure_notice(caller: &mut NodeSocket, id: &str) -> Result<Value> {
     Ok(frame["payload"]["data"]["error"].clone())
 }
 
-async fn age_connection(agent: &Agent, seconds: i32) -> Result<()> {
+async fn age_connection(node: &str, seconds: i32) -> Result<()> {
     let pool = PgPool::connect(&shared().await.database_url).await?;
-    let node = format!("node_direct_{}", agent.id);
     for statement in [
         "UPDATE providers SET disconnected_at = disconnected_at - make_interval(secs => $2),
                 last_heartbeat_at = last_heartbeat_at - make_interval(secs => $2) WHERE node_id = $1",
         "UPDATE nodes SET created_at = created_at - make_interval(secs => $2) WHERE node_id = $1",
     ] {
-        sqlx::query(statement).bind(&node).bind(seconds).execute(&pool).await?;
+        sqlx::query(statement).bind(node).bind(seconds).execute(&pool).await?;
     }
     Ok(())
 }
@@ -65,7 +64,7 @@ async fn an_action_of_an_agent_without_a_connection_is_refused_at_once() -> Resu
     socket.close().await?;
     disconnected(&place.key, "bob").await;
     place.invoke("count", json!({})).await.context("its client may be reconnecting")?;
-    age_connection(&agent, 11).await?;
+    age_connection(&format!("node_direct_{}", agent.id), 11).await?;
     let invoke = "/v1/actions/count/invoke";
     let there = place.ann().at(&shared().await.gateways[1]);
     there.post(invoke, json!({})).await?.refused(503, "handler_unavailable")?;
@@ -102,14 +101,36 @@ async fn capabilities_that_queue_and_agents_without_a_socket_wait() -> Result<()
         assert_eq!(ack["status"], "pending", "{ack}");
     }
     let (_, bob) = handler(&place).await?;
-    place.key.post("/v1/nodes", json!({ "name": "fetch", "kind": "poll" })).await?.success()?;
-    place.key.bind("fetch", "bob").await?;
-    let pool = PgPool::connect(&shared().await.database_url).await?;
-    sqlx::query("UPDATE nodes SET created_at = created_at - interval '1 hour' WHERE name = 'fetch'")
-        .execute(&pool)
-        .await?;
-    let id = place.invoke("count", json!({})).await?;
-    bob.post(&format!("/v1/actions/count/invocations/{id}/complete"), json!({ "output": 1 })).await?.success()?;
+    let delivery = json!({ "url": "https://93.184.215.14/hook" });
+    for node in [
+        json!({ "name": "fetch", "kind": "poll" }),
+        json!({ "name": "hook", "kind": "http_push", "delivery": delivery, "max_agents": 1 }),
+    ] {
+        let made = place.key.post("/v1/nodes", node).await?.success()?;
+        place.key.bind(text(&made["name"]), "bob").await?;
+        age_connection(text(&made["id"]), 3600).await?;
+        let id = place.invoke("count", json!({})).await?;
+        bob.post(&format!("/v1/actions/count/invocations/{id}/complete"), json!({ "output": 1 })).await?.success()?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_action_of_an_agent_whose_broker_is_away_is_refused() -> Result<()> {
+    let place = CallScene::new("handler-broker").await?;
+    let node = place.node("box").await?;
+    let mut host = socket(&node, 1).await?;
+    host.request(register(&node, "tools", &json!([]), 0)).await?;
+    host.register_agent("bob").await?;
+    place.key.post("/v1/actions", json!({ "name": "count", "handler_agent": "bob" })).await?.success()?;
+    place.invoke("count", json!({})).await?;
+    host.close().await?;
+    disconnected(&place.key, "bob").await;
+    place.invoke("count", json!({})).await.context("it may be reconnecting")?;
+    age_connection(&node.node_id, 11).await?;
+    let there = place.ann().at(&shared().await.gateways[1]);
+    there.post("/v1/actions/count/invoke", json!({})).await?.refused(503, "handler_unavailable")?;
+    place.invoke("count", json!({ "durable": true })).await.context("a durable one waits")?;
     Ok(())
 }
 

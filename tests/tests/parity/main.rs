@@ -2,6 +2,8 @@
 
 mod enrolment;
 mod facts_addresses;
+mod facts_lists;
+mod facts_messages;
 mod facts_nodes;
 mod facts_sessions;
 mod facts_shapes;

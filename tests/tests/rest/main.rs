@@ -6,7 +6,6 @@ mod idempotency;
 mod inbox;
 mod insight;
 mod limits;
-mod lists;
 mod messages;
 mod nodes;
 mod rate_limits;
