@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use relay_domain::WorkspaceId;
 use relay_stream::Stream;
-use relay_tasks::{TaskSet, batches::Batches};
+use relay_tasks::{
+    TaskSet,
+    batches::{BatchSender, Batches},
+};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -26,7 +30,11 @@ use crate::{
         committer::{CommitLane, CommitQueue},
         publisher::{Committed, Publisher},
     },
-    nodes::{Nodes, kinds::NodeKinds},
+    nodes::{
+        Nodes,
+        kinds::NodeKinds,
+        online::{OnlineRequest, online_queue},
+    },
     observers::{ObserverCache, Observers, TokenUse},
     processes::Processes,
     recovery::{Recovery, RecoveryState},
@@ -72,6 +80,7 @@ pub(crate) struct Senders {
     publisher: Publisher,
     calls: CallQueues,
     dispatch_notes: DispatchRecorder,
+    online: BatchSender<OnlineRequest, WorkspaceId>,
 }
 
 /// Receiving ends of the same queues.
@@ -80,9 +89,10 @@ pub(crate) struct Queues {
     pub(crate) observer_uses: Batches<TokenUse>,
     pub(crate) commits: [CommitLane; 2],
     pub(crate) publishes: mpsc::Receiver<Committed>,
-    pub(crate) calls: Batches<QueuedCall, relay_domain::WorkspaceId>,
-    pub(crate) outcomes: Batches<QueuedOutcome, relay_domain::WorkspaceId>,
+    pub(crate) calls: Batches<QueuedCall, WorkspaceId>,
+    pub(crate) outcomes: Batches<QueuedOutcome, WorkspaceId>,
     pub(crate) dispatch_notes: Batches<DispatchNote>,
+    pub(crate) online: Batches<OnlineRequest, WorkspaceId>,
 }
 
 /// Creates the queues between handles and tasks.
@@ -93,9 +103,18 @@ pub(crate) fn queues() -> (Senders, Queues) {
     let (publisher, publishes) = Publisher::new();
     let (calls, new_calls, outcomes) = CallQueues::new();
     let (recorder, dispatch_notes) = DispatchRecorder::new();
-    let senders = Senders { seen, observers, committer, publisher, calls, dispatch_notes: recorder };
-    let queues =
-        Queues { seen: seen_notes, observer_uses, commits, publishes, calls: new_calls, outcomes, dispatch_notes };
+    let (online, online_requests) = online_queue();
+    let senders = Senders { seen, observers, committer, publisher, calls, dispatch_notes: recorder, online };
+    let queues = Queues {
+        seen: seen_notes,
+        observer_uses,
+        commits,
+        publishes,
+        calls: new_calls,
+        outcomes,
+        dispatch_notes,
+        online: online_requests,
+    };
     (senders, queues)
 }
 
@@ -108,7 +127,7 @@ impl Inner {
         config: &EngineConfig,
         senders: Senders,
     ) -> Self {
-        let Senders { seen, observers, committer, publisher, calls, dispatch_notes } = senders;
+        let Senders { seen, observers, committer, publisher, calls, dispatch_notes, online } = senders;
         let egress = config.egress.client();
         let (seen, suspensions) = (Arc::new(seen), Arc::<Suspensions>::default());
         let audiences = Arc::new(Audiences::new(core.clone()));
@@ -185,6 +204,7 @@ impl Inner {
                 egress: egress.clone(),
                 stream: stream.clone(),
                 heartbeats: Arc::default(),
+                online: Arc::new(online),
             },
             processes: Processes { core: core.clone(), stream: stream.clone(), tasks: tasks.clone() },
             rate_limits: RateLimits { core: core.clone(), quotas: quotas.clone(), limits },

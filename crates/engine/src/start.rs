@@ -26,7 +26,7 @@ use crate::{
     mailboxes::cursors,
     messages::{committer, publisher},
     migrations::wait_for_schema,
-    nodes::heartbeats,
+    nodes::{heartbeats, online},
     observers,
     processes::connection_gauges,
     recovery,
@@ -126,7 +126,7 @@ impl Engine {
     /// Spawns the tasks that write what handles have queued.
     fn spawn_writers(&self, tasks: &TaskSet, queues: Queues) {
         let weak = || Arc::downgrade(&self.inner);
-        let Queues { seen, observer_uses, commits, publishes, calls, outcomes, dispatch_notes } = queues;
+        let Queues { seen, observer_uses, commits, publishes, calls, outcomes, dispatch_notes, online } = queues;
         tasks.spawn("last-seen", last_seen::write_last_seen(weak(), seen));
         tasks.spawn("observer-uses", observers::write_token_uses(self.store().clone(), observer_uses));
         let [usual, wide] = commits;
@@ -137,6 +137,7 @@ impl Engine {
         tasks.spawn("heartbeat-writer", heartbeats::write_heartbeats(weak()));
         tasks.spawn("invocation-writer", actions::run_calls(weak(), calls));
         tasks.spawn("outcome-writer", actions::run_outcomes(weak(), outcomes));
+        tasks.spawn("online-writer", online::write_online_agents(weak(), online));
         tasks.spawn("dispatch-writer", actions::write_dispatch_notes(weak(), dispatch_notes));
     }
 }

@@ -32,15 +32,13 @@ pub enum TakeoverDecision {
     Refuse,
 }
 
-/// Decides on a registration. A direct node is one agent's own connection, so its newest connection always wins.
+/// Decides on a registration of a broker's provider. The newest connection of a direct node always wins.
 #[must_use]
-pub const fn decide_takeover(direct: bool, incumbent: Incumbent, proof: Option<ProbeOutcome>) -> TakeoverDecision {
-    match (direct, incumbent, proof) {
-        (true, _, _) | (_, Incumbent::None | Incumbent::SameInstance, _) | (_, _, Some(ProbeOutcome::Silent)) => {
-            TakeoverDecision::TakeOver
-        }
-        (_, _, Some(ProbeOutcome::Alive)) => TakeoverDecision::Refuse,
-        (_, Incumbent::Other, None) => TakeoverDecision::Probe,
+pub const fn decide_takeover(incumbent: Incumbent, proof: Option<ProbeOutcome>) -> TakeoverDecision {
+    match (incumbent, proof) {
+        (Incumbent::None | Incumbent::SameInstance, _) | (_, Some(ProbeOutcome::Silent)) => TakeoverDecision::TakeOver,
+        (Incumbent::Other, Some(ProbeOutcome::Alive)) => TakeoverDecision::Refuse,
+        (Incumbent::Other, None) => TakeoverDecision::Probe,
     }
 }
 
@@ -50,13 +48,11 @@ mod tests {
 
     #[test]
     fn only_a_live_incumbent_refuses_a_registration() {
-        for direct in [true, false] {
-            for incumbent in [Incumbent::None, Incumbent::SameInstance, Incumbent::Other] {
-                for proof in [None, Some(ProbeOutcome::Silent), Some(ProbeOutcome::Alive)] {
-                    let refused = decide_takeover(direct, incumbent, proof) == TakeoverDecision::Refuse;
-                    let proved = proof == Some(ProbeOutcome::Alive);
-                    assert_eq!(refused, !direct && incumbent == Incumbent::Other && proved);
-                }
+        for incumbent in [Incumbent::None, Incumbent::SameInstance, Incumbent::Other] {
+            for proof in [None, Some(ProbeOutcome::Silent), Some(ProbeOutcome::Alive)] {
+                let refused = decide_takeover(incumbent, proof) == TakeoverDecision::Refuse;
+                let proved = proof == Some(ProbeOutcome::Alive);
+                assert_eq!(refused, incumbent == Incumbent::Other && proved);
             }
         }
     }

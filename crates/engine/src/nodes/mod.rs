@@ -3,13 +3,16 @@
 pub(crate) mod heartbeats;
 pub(crate) mod kinds;
 mod lookup;
+pub(crate) mod online;
 pub mod providers;
 pub mod roster;
 pub mod silence;
 
 use std::sync::Arc;
 
+use relay_domain::WorkspaceId;
 use relay_stream::Stream;
+use relay_tasks::batches::BatchSender;
 
 use crate::{
     access::{limits::QuotaCache, secrets::Secrets, tokens::Tokens},
@@ -28,4 +31,5 @@ pub struct Nodes {
     pub(crate) egress: relay_egress::Client,
     pub(crate) stream: Stream,
     pub(crate) heartbeats: Arc<heartbeats::Heartbeats>,
+    pub(crate) online: Arc<BatchSender<online::OnlineRequest, WorkspaceId>>,
 }

@@ -45,6 +45,8 @@ pub struct Registrant {
     pub scope: WorkspaceScope,
     pub node_id: NodeId,
     pub gateway_id: GatewayId,
+    /// The node is one agent's own connection.
+    pub is_direct: bool,
     /// Time when the connection asked for the provider.
     pub requested_at: DateTime<Utc>,
     pub registration: ProviderRegistration,
@@ -65,24 +67,20 @@ impl Nodes {
     /// [`Conflict::ProviderInstance`], [`Conflict::NodeName`],
     /// [`Conflict::ActionName`], [`Conflict::Superseded`], [`Missing::Node`], or an invalid name.
     pub async fn register_provider(&self, registrant: &Registrant) -> EngineResult<i64> {
-        let Registrant { scope, node_id, gateway_id, requested_at, registration } = registrant;
+        let Registrant { scope, node_id, gateway_id, requested_at, registration, .. } = registrant;
         check_name("name", &registration.node_name, MAX_NODE_NAME_BYTES)?;
+        if registrant.is_direct {
+            return self.register_direct(registrant).await;
+        }
+        crate::nodes::roster::check_broker_name(&registration.node_name)?;
         let until = Instant::now() + REGISTRATION_TIMEOUT;
         let mut silent_epoch = None;
         for _ in 0..MAX_RACES {
-            let direct = self
-                .core
-                .is_direct_node(*scope, node_id)
-                .await?
-                .ok_or_else(|| EngineError::NotFound(Missing::Node(node_id.to_string())))?;
-            if !direct {
-                crate::nodes::roster::check_broker_name(&registration.node_name)?;
-            }
             let holder = self.core.store.provider_holder(*scope, node_id, &registration.provider).await?;
             let incumbent = ProviderHolder::incumbent(holder.as_ref(), &registration.instance_id);
             let epoch = holder.as_ref().map(|h| h.epoch);
             let proof = (silent_epoch.is_some() && silent_epoch == epoch).then_some(ProbeOutcome::Silent);
-            match decide_takeover(direct, incumbent, proof) {
+            match decide_takeover(incumbent, proof) {
                 TakeoverDecision::TakeOver => {}
                 TakeoverDecision::Refuse => return Err(EngineError::Conflict(Conflict::ProviderInstance)),
                 TakeoverDecision::Probe => {
@@ -104,22 +102,40 @@ impl Nodes {
                 action_ids: &ids,
                 requested_at: *requested_at,
             };
-            match self.core.store.register_provider(*scope, node_id, claim, registration, at).await? {
-                RegisterOutcome::Registered { epoch, recorded } => {
-                    self.core.announce(recorded);
-                    self.core.hints.provider_taken(*scope, node_id.clone(), &registration.provider, epoch);
-                    return Ok(epoch);
-                }
-                RegisterOutcome::NameConflict => {
-                    return Err(EngineError::Conflict(Conflict::NodeName(registration.node_name.clone())));
-                }
-                RegisterOutcome::ActionConflict(name) => return Err(EngineError::Conflict(Conflict::ActionName(name))),
-                RegisterOutcome::NoNode => return Err(EngineError::NotFound(Missing::Node(node_id.to_string()))),
-                RegisterOutcome::Superseded => return Err(EngineError::Conflict(Conflict::Superseded)),
-                RegisterOutcome::Raced => {}
+            let outcome = self.core.store.register_provider(*scope, node_id, claim, registration, at).await?;
+            if !matches!(outcome, RegisterOutcome::Raced) {
+                return self.complete_registration(registrant, outcome);
             }
         }
         Err(EngineError::Overloaded)
+    }
+
+    /// Registers the connection of a direct node; the newest one wins.
+    async fn register_direct(&self, registrant: &Registrant) -> EngineResult<i64> {
+        let Registrant { scope, node_id, gateway_id, requested_at, registration, .. } = registrant;
+        let claim =
+            ProviderClaim { expected_epoch: None, gateway: *gateway_id, action_ids: &[], requested_at: *requested_at };
+        let outcome = self.core.store.register_direct(*scope, node_id, claim, registration, self.core.now()).await?;
+        self.complete_registration(registrant, outcome)
+    }
+
+    /// Announces a registration, and returns its epoch.
+    fn complete_registration(&self, registrant: &Registrant, outcome: RegisterOutcome) -> EngineResult<i64> {
+        let Registrant { scope, node_id, registration, .. } = registrant;
+        match outcome {
+            RegisterOutcome::Registered { epoch, recorded } => {
+                self.core.announce(recorded);
+                self.core.hints.provider_taken(*scope, node_id.clone(), &registration.provider, epoch);
+                Ok(epoch)
+            }
+            RegisterOutcome::NameConflict => {
+                Err(EngineError::Conflict(Conflict::NodeName(registration.node_name.clone())))
+            }
+            RegisterOutcome::ActionConflict(name) => Err(EngineError::Conflict(Conflict::ActionName(name))),
+            RegisterOutcome::NoNode => Err(EngineError::NotFound(Missing::Node(node_id.to_string()))),
+            RegisterOutcome::Superseded => Err(EngineError::Conflict(Conflict::Superseded)),
+            RegisterOutcome::Raced => Err(EngineError::Overloaded),
+        }
     }
 
     async fn probe_incumbent(
@@ -167,7 +183,7 @@ impl Nodes {
     }
 
     async fn try_release(&self, registrant: &Registrant) -> EngineResult<bool> {
-        let Registrant { scope, node_id, gateway_id, requested_at, registration } = registrant;
+        let Registrant { scope, node_id, gateway_id, requested_at, registration, .. } = registrant;
         let claim =
             ProviderClaim { expected_epoch: None, gateway: *gateway_id, action_ids: &[], requested_at: *requested_at };
         let taken = self.core.store.committed_registration(*scope, node_id, &claim, registration).await?;
@@ -194,12 +210,6 @@ impl Nodes {
         let done = changed.is_some();
         changed.into_iter().for_each(|recorded| self.core.announce(recorded));
         done
-    }
-
-    /// Marks the agents of direct nodes online after their own connection has registered.
-    pub async fn mark_agents_online(&self, scope: WorkspaceScope, agents: &[AgentId]) -> EngineResult<()> {
-        self.core.announce(self.core.store.mark_agents_online(scope, agents, self.core.now()).await?);
-        Ok(())
     }
 
     /// Synchronizes a provider's complete set of running agents.

@@ -110,38 +110,6 @@ impl Store {
         row.map(|row| decode_row("agents", &row)).transpose()
     }
 
-    /// Marks agents online after the connection that hosts them registered. Records the ones that were offline.
-    pub async fn mark_agents_online(
-        &self,
-        scope: WorkspaceScope,
-        agents: &[AgentId],
-        at: DateTime<Utc>,
-    ) -> StoreResult<RecordedEvents> {
-        let doing = "marking agents online";
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let returned: Vec<(AgentId, String)> = sqlx::query_as(
-            "WITH here AS MATERIALIZED (
-                 SELECT agent_id, name, status FROM agents
-                  WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL
-                  ORDER BY agent_id FOR UPDATE
-             ), seen AS (
-                 UPDATE agents a SET status = CASE WHEN here.status = 'offline' THEN 'active' ELSE here.status END,
-                        last_seen_at = relay_now()
-                   FROM here WHERE a.workspace_id = $1 AND a.agent_id = here.agent_id
-             )
-             SELECT agent_id, name FROM here WHERE status = 'offline' ORDER BY agent_id",
-        )
-        .bind(scope.workspace_id())
-        .bind(agents)
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        let events = returned.iter().map(|(id, name)| status_event(*id, name, "active")).collect();
-        let recorded = events::append(&mut tx, scope, at, events).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(recorded)
-    }
-
     /// Moves an agent to the fence's node and provider and marks it online. Returns the previous node and the recorded
     /// events, or `None` if the fence does not hold or the agent was deleted.
     ///

@@ -14,7 +14,7 @@ use sqlx::PgConnection;
 use crate::{
     Store, StoreError, StoreResult,
     actions::redispatch,
-    codes::DIRECT,
+    codes::{BROKER, DIRECT},
     connections::Transaction,
     decode::decode_row,
     events::{self, Event, RecordedEvents, status_event},
@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Difference between the clocks of two gateways. Requests at nearly the same time take over from each other.
-const CLOCK_TOLERANCE: TimeDelta = TimeDelta::seconds(1);
+pub(super) const CLOCK_TOLERANCE: TimeDelta = TimeDelta::seconds(1);
 
 /// Current holder of a provider.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -115,6 +115,9 @@ pub enum RegisterOutcome {
     NoNode,
 }
 
+const LOCK_BROKER: &str =
+    formatcp!("SELECT name FROM nodes WHERE workspace_id = $1 AND node_id = $2 AND role = '{BROKER}' FOR UPDATE");
+
 impl Store {
     pub async fn node_identity(&self, scope: WorkspaceScope, node: &NodeId) -> StoreResult<Option<NodeIdentity>> {
         let row = sqlx::query("SELECT node_id, name, role, kind FROM nodes WHERE workspace_id = $1 AND node_id = $2")
@@ -149,9 +152,9 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading a provider's holder"))
     }
 
-    /// Registers a provider's connection, which replaces the connection with the claim's epoch. The node takes the name
-    /// of the registration, and capabilities define actions. The first connected provider of a broker records that the
-    /// node is online.
+    /// Registers the connection of a broker's provider, which replaces the connection with the claim's epoch. The node
+    /// takes the name of the registration, and capabilities define actions. The first connected provider of a broker
+    /// records that the node is online. Direct nodes register by [`Store::register_direct`].
     ///
     /// The first epoch of a provider is the time in milliseconds, so that epochs increase even if the row was deleted
     /// and created again: an older connection never passes the fence.
@@ -167,43 +170,31 @@ impl Store {
         let key = ProviderKey { scope, node, provider: &registration.provider };
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // Locks the node: registrations of its providers are serialised.
-        let found = sqlx::query(
-            "SELECT node_id, name, role, kind FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE",
-        )
-        .bind(scope.workspace_id())
-        .bind(node)
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        let Some(found) = found else { return Ok(RegisterOutcome::NoNode) };
-        let NodeIdentity { name, role, .. } = decode_row("nodes", &found)?;
-        // The name of a direct node follows from its agent; its client cannot change it.
-        if role == NodeRole::Broker && name != registration.node_name {
+        let name: Option<String> = sqlx::query_scalar(LOCK_BROKER)
+            .bind(scope.workspace_id())
+            .bind(node)
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let Some(name) = name else { return Ok(RegisterOutcome::NoNode) };
+        if name != registration.node_name {
             match rename_node(&mut tx, key, &registration.node_name).await {
                 Err(error) if error.violates("nodes_name_is_unique") => return Ok(RegisterOutcome::NameConflict),
                 other => other?,
             }
         }
-        if let (NodeRole::Direct, Some(machine)) = (role, &registration.machine_id) {
-            set_machine(&mut tx, key, machine).await?;
-        }
         note_connection(&mut tx, key).await?;
-        let was_connected = match role {
-            NodeRole::Direct => true,
-            NodeRole::Broker => is_connected(&mut tx, key).await?,
-        };
+        let was_connected = is_connected(&mut tx, key).await?;
         let Some(epoch) = take_provider(&mut tx, key, &claim, registration).await? else {
             let is_late = is_held_by_later_request(&mut tx, key, claim.requested_at).await?;
             return Ok(if is_late { RegisterOutcome::Superseded } else { RegisterOutcome::Raced });
         };
-        if role == NodeRole::Broker {
-            let capabilities = &registration.capabilities;
-            let stored = capabilities::replace_capabilities(&mut tx, key, capabilities, claim.action_ids, at).await?;
-            if let Err(name) = stored {
-                return Ok(RegisterOutcome::ActionConflict(name));
-            }
-            redispatch::wake_waiting(&mut tx, key).await?;
+        let capabilities = &registration.capabilities;
+        let stored = capabilities::replace_capabilities(&mut tx, key, capabilities, claim.action_ids, at).await?;
+        if let Err(name) = stored {
+            return Ok(RegisterOutcome::ActionConflict(name));
         }
+        redispatch::wake_waiting(&mut tx, key).await?;
         let mut events = Vec::new();
         if !was_connected && presence::is_only_provider(&mut tx, key).await? {
             let name = registration.node_name.clone();
@@ -283,20 +274,6 @@ async fn rename_node(tx: &mut PgConnection, key: ProviderKey<'_>, name: &str) ->
         .execute(tx)
         .await
         .map_err(StoreError::from_sqlx("renaming a node"))?;
-    Ok(())
-}
-
-async fn set_machine(tx: &mut PgConnection, key: ProviderKey<'_>, machine: &str) -> StoreResult<()> {
-    sqlx::query(
-        "UPDATE nodes SET machine_id = $3, updated_at = relay_now()
-          WHERE workspace_id = $1 AND node_id = $2 AND machine_id IS DISTINCT FROM $3",
-    )
-    .bind(key.scope.workspace_id())
-    .bind(key.node)
-    .bind(machine)
-    .execute(tx)
-    .await
-    .map_err(StoreError::from_sqlx("changing a node's machine"))?;
     Ok(())
 }
 

@@ -49,7 +49,12 @@ impl Database {
             let epoch = holder.map(|holder| holder.epoch);
             let registration = registration(provider);
             let claim = claim(epoch, self.now);
-            match self.store.register_provider(scope, node, claim, &registration, self.now).await.unwrap() {
+            let registered = if node.as_str().starts_with("node_direct") {
+                self.store.register_direct(scope, node, claim, &registration, self.now).await
+            } else {
+                self.store.register_provider(scope, node, claim, &registration, self.now).await
+            };
+            match registered.unwrap() {
                 RegisterOutcome::Registered { epoch, recorded } => {
                     return (epoch, recorded.events.iter().map(|event| event.kind.to_string()).collect());
                 }
@@ -107,17 +112,16 @@ async fn a_registration_that_waited_for_postgres_does_not_displace_a_later_one()
     db.node(node.as_str(), "direct").await;
     let (epoch, _) = db.connect(scope, &node, &provider).await;
     let register = async |waited: TimeDelta| {
-        let claim = claim(Some(epoch), db.now - waited);
-        db.store.register_provider(scope, &node, claim, &registration(&provider), db.now).await.unwrap()
+        let claim = claim(None, db.now - waited);
+        db.store.register_direct(scope, &node, claim, &registration(&provider), db.now).await.unwrap()
     };
     let late = register(TimeDelta::seconds(5)).await;
     assert!(matches!(late, RegisterOutcome::Superseded), "{late:?}");
     let concurrent = register(TimeDelta::milliseconds(500)).await;
     assert!(matches!(concurrent, RegisterOutcome::Registered { .. }), "clocks differ: {concurrent:?}");
     db.store.disconnect_provider(&fence(scope, &node, &provider, epoch + 1), db.now).await.unwrap();
-    let epoch = epoch + 1;
-    let claim = claim(Some(epoch), db.now - TimeDelta::seconds(5));
-    let free = db.store.register_provider(scope, &node, claim, &registration(&provider), db.now).await.unwrap();
+    let claim = claim(None, db.now - TimeDelta::seconds(5));
+    let free = db.store.register_direct(scope, &node, claim, &registration(&provider), db.now).await.unwrap();
     assert!(matches!(free, RegisterOutcome::Registered { .. }), "the holder has left: {free:?}");
 }
 

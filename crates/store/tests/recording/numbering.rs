@@ -75,7 +75,8 @@ async fn change(db: &Database, writer: i64, round: i64) -> RecordedEvents {
         0 => {
             let agents = [writer * 10 + 1, writer * 10 + 2];
             db.go_offline(workspace, &agents).await;
-            db.store.mark_agents_online(scope, &agents.map(AgentId::new), at).await.unwrap()
+            let keys = agents.map(|agent| (scope, AgentId::new(agent)));
+            db.store.mark_agents_online(&keys, at).await.unwrap().remove(0)
         }
         1 => {
             let (name, metadata) = (format!("c{id}"), json!({}));
@@ -172,7 +173,7 @@ async fn what_changes_nothing_records_nothing_and_waits_for_nobody() {
     let mut holder = db.pool.begin().await.unwrap();
     sqlx::query("SELECT FROM event_heads FOR UPDATE").execute(&mut *holder).await.unwrap();
     assert!(matches!(join().await.unwrap(), JoinOutcome::AlreadyMember));
-    assert!(db.store.mark_agents_online(scope, &[ada], db.now).await.unwrap().events.is_empty(), "it was active");
+    assert!(db.store.mark_agents_online(&[(scope, ada)], db.now).await.unwrap().is_empty(), "it was active");
     let seen = [relay_store::LastSeen { scope, agent_id: ada, at: db.now + chrono::TimeDelta::seconds(1) }];
     assert!(db.store.record_agents_seen(&seen, db.now).await.unwrap().is_empty());
     let fence = Fence { scope, node_id: NodeId::direct(ada), provider: ProviderName::new("default"), epoch: 5 };
@@ -187,10 +188,10 @@ async fn a_transaction_that_fails_at_its_commit_leaves_no_gap() {
     let db = Database::fresh().await;
     db.agent(1, "ada").await;
     let (scope, ada) = Database::mailbox(1);
-    let ada = [ada];
-    let online = || db.store.mark_agents_online(scope, &ada, db.now);
+    let ada = [(scope, ada)];
+    let online = || db.store.mark_agents_online(&ada, db.now);
     db.go_offline(WORKSPACE, &[1]).await;
-    assert_eq!(online().await.unwrap().first_seq, 1);
+    assert_eq!(online().await.unwrap()[0].first_seq, 1);
 
     db.go_offline(WORKSPACE, &[1]).await;
     db.run(
@@ -207,6 +208,6 @@ async fn a_transaction_that_fails_at_its_commit_leaves_no_gap() {
     assert_eq!(db.next_seq(WORKSPACE).await, 2);
 
     db.run("DROP TRIGGER refused ON event_heads").await;
-    assert_eq!(online().await.unwrap().first_seq, 2, "the number was not used up");
+    assert_eq!(online().await.unwrap()[0].first_seq, 2, "the number was not used up");
     assert_eq!(db.numbers(WORKSPACE).await, [(1, 1), (2, 2)]);
 }

@@ -123,6 +123,7 @@ impl ControlContext {
             scope: self.scope,
             node_id: self.node_id.clone(),
             gateway_id: self.gateway_id,
+            is_direct: self.direct,
             requested_at: self.engine.now(),
             registration: ProviderRegistration {
                 node_name: self.declared_name(frame)?,
