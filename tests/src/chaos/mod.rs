@@ -8,6 +8,7 @@ pub mod ledger;
 pub mod load;
 pub mod node;
 pub mod scene;
+pub mod posts;
 pub mod sender;
 
 use std::time::Duration;

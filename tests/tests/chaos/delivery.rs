@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use relay_acceptance::chaos::{by_run_size, scene::Scene};
-use relay_testkit::{stack::Stack, wait};
+use relay_testkit::{client::NodeSocket, stack::Stack, wait};
 use serde_json::json;
 
 /// The silence check finds losses every 3 s by the change feed, and every 3 min by comparing all mailboxes; the rest is for
@@ -175,5 +175,50 @@ async fn a_full_mailbox_assigns_no_seq_and_notifies_the_sender() -> Result<()> {
     scene.wait_received("ada", DEPTH + 1, SOON).await;
     ensure!(scene.ledger.texts("ada").last().is_some_and(|text| text == "room again"));
     scene.ledger.assert_clean();
+    Ok(())
+}
+
+/// A broker that confirms nothing is sent a window of frames. The others are held in memory, and become dead letters there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delivery_that_expires_while_its_frame_is_held_is_not_sent() -> Result<()> {
+    // More than the window of unconfirmed frames.
+    const KEPT: u64 = 140;
+    const EXPIRED: u64 = 10;
+    let scene = Scene::start().await?;
+    let sam = scene.workspace.register_agent("sam").await?;
+    let node = scene.workspace.create_broker_node("node-held", "held").await?;
+    let gateway = scene.gateways_from(0)[0].replacen("http", "ws", 1);
+    let mut socket = NodeSocket::connect_with_header(&gateway, &node.token).await?;
+    socket.register_broker(&node.node_id, "held", "instance").await?;
+    socket.register_agent("ada").await?;
+    let api = scene.api_of(&sam, 1);
+    for number in 1..=KEPT {
+        api.dm("ada", &format!("kept {number}")).await?.success()?;
+    }
+    for number in 1..=EXPIRED {
+        let body = json!({ "to": "ada", "text": format!("expired {number}"), "ttl_ms": 1000 });
+        api.post("/v1/dm", body).await?.success()?;
+    }
+    wait::until_ok("the last deliveries to expire", SOON, || async {
+        let letters = scene.workspace.get("/v1/dead-letters?reason=ttl_expired").await?.success()?;
+        let count = letters.as_array().map_or(0, Vec::len);
+        ensure!(count == usize::try_from(EXPIRED)?, "{count} expired");
+        Ok(())
+    })
+    .await?;
+    let (mut position, mut texts) = (0, Vec::new());
+    while position < KEPT + EXPIRED {
+        let frame = socket.expect("deliver").await?;
+        let agent = frame["agent"].as_str().context("an agent")?;
+        let seq = frame["seq"].as_u64().context("a seq")?;
+        // Barriers and probes have no seq.
+        if agent == "ada" && seq > 0 {
+            position = seq;
+            texts.extend(frame["payload"]["data"]["text"].as_str().map(str::to_owned));
+        }
+        socket.ack(agent, if agent == "ada" { position } else { 0 }).await?;
+    }
+    let kept: Vec<String> = (1..=KEPT).map(|number| format!("kept {number}")).collect();
+    ensure!(texts == kept, "{texts:?}");
     Ok(())
 }

@@ -7,5 +7,6 @@ mod failover;
 mod outages;
 mod push;
 mod rolling;
+mod returns;
 mod storm;
 mod takeover;

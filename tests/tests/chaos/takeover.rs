@@ -267,7 +267,7 @@ async fn a_drain_closes_sockets_gracefully_and_loses_nothing() -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_registration_cut_in_its_commit_does_not_hold_its_provider() -> Result<()> {
     // Missed heartbeats free a provider only after 45 s.
-    const FREED_WITHIN: Duration = Duration::from_secs(25);
+    const FREED_WITHIN: Duration = Duration::from_secs(10);
     let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
     let node = scene.workspace.create_broker_node("node-cut", "cut").await?;
     let gateway = scene.gateways_from(0)[0].replacen("http", "ws", 1);
@@ -284,5 +284,47 @@ async fn a_registration_cut_in_its_commit_does_not_hold_its_provider() -> Result
     })
     .await;
     println!("free after {:?}", since.elapsed());
+    Ok(())
+}
+
+/// Two sockets of a direct node register while Postgres is unavailable. Whichever registration is written first, the newer
+/// socket holds the node afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_socket_that_waited_for_storage_does_not_displace_a_newer_one() -> Result<()> {
+    // Requests at nearly the same time take over from each other, since clocks of gateways differ.
+    const CLOCK_TOLERANCE: Duration = Duration::from_millis(1100);
+    let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
+    let (sam, ada) = (scene.workspace.register_agent("sam").await?, scene.workspace.register_agent("ada").await?);
+    let node = scene.workspace.as_agent(&ada).direct_node_token().await?;
+    for round in 0..by_run_size(2, 10) {
+        let [first, second] = [0, 1].map(|at| scene.gateways_from(round + at)[0].replacen("http", "ws", 1));
+        let older = NodeSocket::connect(&first, &node.token).await?;
+        let newer = NodeSocket::connect(&second, &node.token).await?;
+        scene.stack.postgres_proxy().cut();
+        let register = |mut socket: NodeSocket| {
+            let (node_id, name) = (node.node_id.clone(), node.name.clone());
+            tokio::spawn(async move {
+                let reply = socket.register_direct(&node_id, &name).await;
+                (socket, reply)
+            })
+        };
+        let older = register(older);
+        tokio::time::sleep(CLOCK_TOLERANCE).await;
+        let newer = register(newer);
+        // Both wait between two attempts when storage returns.
+        tokio::time::sleep(CLOCK_TOLERANCE).await;
+        scene.stack.postgres_proxy().restore();
+        let ((mut newer, reply), (mut older, displaced)) = (newer.await?, older.await?);
+        reply.context("the newer socket registers")?;
+        newer.auto_ack(true);
+        let text = format!("round {round}");
+        wait::until_ok("a post", SOON, || async { scene.dm(&sam, round % 2, "ada", &text).await }).await?;
+        let got = newer.expect("deliver").await?;
+        ensure!(got["payload"]["data"]["text"] == text.as_str(), "{got}");
+        let taken = older.expect_where("a delivery", Duration::ZERO, |frame| frame["type"] == "deliver").await;
+        ensure!(taken.is_err(), "the older socket received {taken:?}, its registration: {displaced:?}");
+        older.abort();
+        newer.close().await?;
+    }
     Ok(())
 }
