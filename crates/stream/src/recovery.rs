@@ -53,6 +53,8 @@ pub struct LogState {
     pub first_at_ms: i64,
     /// Position of the newest message.
     pub last: u64,
+    /// Time at which the newest message was stored, in unix milliseconds.
+    pub last_at_ms: i64,
 }
 
 /// Delivery read from the log.
@@ -96,6 +98,7 @@ impl Stream {
             first: info.state.first_sequence,
             first_at_ms: millis(info.state.first_timestamp.unix_timestamp_nanos()),
             last: info.state.last_sequence,
+            last_at_ms: millis(info.state.last_timestamp.unix_timestamp_nanos()),
         }))
     }
 
@@ -118,6 +121,16 @@ impl Stream {
             }
         }
         Ok(low)
+    }
+
+    /// Returns whether the message at a position is the one that was stored at `at_ms`. A server that lost the end of its
+    /// log in a crash assigns the positions again.
+    ///
+    /// # Errors
+    /// If JetStream is unavailable.
+    pub async fn is_stored_at(&self, kind: LogKind, position: u64, at_ms: i64) -> StreamResult<bool> {
+        let found = self.read_messages(kind, position, position).await?;
+        Ok(found.iter().any(|message| millis(message.time.unix_timestamp_nanos()) == at_ms))
     }
 
     /// Reads the deliveries between two positions.

@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     let admin = arguments.database.connect()?;
-    let margin = Margin { numbers: arguments.margin, always: arguments.jump };
+    let margin = Margin { numbers: arguments.margin, always: arguments.jump, without_log: false };
     let mut bar = ProgressBar::new("frames", out);
     let report = admin
         .restore(

@@ -3,12 +3,13 @@
 //! Each test starts a private engine, because it kills parts of it. Runs are bounded by default and at full size with
 //! `RELAY_CHAOS=full` (`cargo xtask chaos`).
 
+pub mod bulk;
 pub mod database;
 pub mod ledger;
 pub mod load;
 pub mod node;
-pub mod scene;
 pub mod posts;
+pub mod scene;
 pub mod sender;
 
 use std::time::Duration;

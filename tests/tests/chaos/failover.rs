@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use relay_acceptance::chaos::{
-    by_run_size,
+    bulk, by_run_size,
     database::Database,
     load::{Front, Senders},
     node::Node,
@@ -207,4 +207,34 @@ async fn messages_after_a_failover_are_not_taken_for_lost_ones() -> Result<()> {
     println!("{} accepted, {lost} lost; {} frames repeated", sent.len(), scene.ledger.repeats());
     ensure!(lost <= 5, "{lost} messages are lost");
     Ok(())
+}
+
+/// A minute of log at 1 000 deliveries per second, at full size 20 000.
+async fn fail_over_with_a_long_log(has_nats: bool) -> Result<()> {
+    let installation = Replicated::start().await?;
+    let (mailboxes, each) = by_run_size((2000, 30), (20_000, 60));
+    bulk::load(&installation.scene, &installation.standby.url_of("relay"), mailboxes, each).await?;
+    if !has_nats {
+        installation.scene.stack.nats().kill9();
+    }
+    let took = installation.fail_over().await?;
+    println!("{} entries, nats {has_nats}: service after {took:?}", mailboxes * each);
+    ensure!(took < EXPECTED_WITHIN * by_run_size(3, 1), "service after {took:?}");
+    installation.wait_settled().await?;
+    if !has_nats {
+        installation.scene.stack.nats().restart().await?;
+    }
+    // Live copies work again.
+    installation.scene.dm(&installation.sam, 0, "eve", "after the return of nats").await?;
+    installation.wait_settled().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_log_does_not_delay_service() -> Result<()> {
+    fail_over_with_a_long_log(true).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_without_nats_does_not_wait_for_it() -> Result<()> {
+    fail_over_with_a_long_log(false).await
 }

@@ -5,4 +5,5 @@ mod recovery;
 mod recovery_told;
 mod relayctl;
 mod secured;
+mod snapshots;
 mod traces;

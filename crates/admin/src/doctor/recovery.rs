@@ -181,6 +181,8 @@ mod tests {
             identity: "a".into(),
             adopted_identity: Some("a".into()),
             epoch: 0,
+            confirmations: 0,
+            log_marks: None,
             is_standby: false,
             seen_at: at(1),
             recovered_at: None,
@@ -222,7 +224,7 @@ mod tests {
 
     #[test]
     fn missing_and_unfilled_logs_are_found() {
-        let state = || Some(LogState { created_at_ms: 0, first: 1, first_at_ms: 0, last: 0 });
+        let state = || Some(LogState { created_at_ms: 0, first: 1, first_at_ms: 0, last: 0, last_at_ms: 0 });
         for (log, verdict, words) in [
             (LogFacts { state: None, is_rebuilt: false, is_ahead: false }, Verdict::Warn, "there is none; 3 mailboxes"),
             (LogFacts { state: state(), is_rebuilt: false, is_ahead: false }, Verdict::Warn, "recreated 1970"),

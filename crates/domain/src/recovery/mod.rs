@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// Tolerance when comparing the last sign of life with the restored state: clocks differ, and signs of life are written
 /// every few seconds.
 pub const CLOCK_SLACK_MS: i64 = 60_000;
@@ -23,6 +25,26 @@ pub fn covers_restore(log: Option<LogCoverage>, restored_to_ms: i64) -> bool {
     log.is_some_and(|log| {
         log.created_at_ms <= restored_to_ms && (log.is_complete || log.oldest_at_ms <= restored_to_ms - CLOCK_SLACK_MS)
     })
+}
+
+/// End of a log, as a running process found it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogMark {
+    /// Creation time of the log, in unix milliseconds.
+    pub created_at_ms: i64,
+    /// Position of its newest entry; 0 if it was empty.
+    pub position: u64,
+    /// Time at which that entry was stored, in unix milliseconds.
+    pub stored_at_ms: i64,
+}
+
+/// Ends of both logs at one time; `None` if the log did not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogMarks {
+    /// End of the delivery log.
+    pub deliveries: Option<LogMark>,
+    /// End of the event log.
+    pub events: Option<LogMark>,
 }
 
 /// Time after a recovery during which brokers may report positions above a mailbox's head; equals the maximum lifetime

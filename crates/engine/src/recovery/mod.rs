@@ -21,6 +21,7 @@ use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use relay_domain::recovery::LogMarks;
 use relay_store::{Store, recovery::DatabaseState};
 pub use repair::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport};
 
@@ -33,6 +34,12 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// Time that a start waits for NATS before it trusts a database that claims to be the known one, without comparing the
 /// log.
 const NATS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time that the processes of a failover wait for NATS before they continue without the deliveries that only the log has.
+const FAILOVER_NATS_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time in which other processes, if any run, confirm a database whose delivery log was lost.
+const WITNESS_TIMEOUT: Duration = Duration::from_secs(8);
+/// Time that a confirmation waits for the ends of the logs.
+const MARKS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Default amount by which numbers are raised when the log cannot prove which ones were used.
 pub const DEFAULT_MARGIN: i64 = 10_000;
 
@@ -145,7 +152,7 @@ async fn wait_for_database(engine: &Weak<Inner>, rounds: &mut u64) -> Option<boo
     let mut logged_reason = None;
     loop {
         let inner = engine.upgrade()?;
-        let reason = match try_open(&Engine { inner: inner.clone() }, began.elapsed() >= NATS_TIMEOUT, rounds).await {
+        let reason = match try_open(&Engine { inner: inner.clone() }, began, rounds).await {
             Ok(CheckOutcome::Open { compared, .. }) => return Some(compared),
             Ok(CheckOutcome::Closed(reason)) => reason,
             Err(error) => {
@@ -164,8 +171,8 @@ async fn wait_for_database(engine: &Weak<Inner>, rounds: &mut u64) -> Option<boo
 }
 
 /// Checks the database and begins to serve it if it is current.
-async fn try_open(engine: &Engine, waited: bool, rounds: &mut u64) -> EngineResult<CheckOutcome> {
-    let outcome = check_database(engine, waited).await?;
+async fn try_open(engine: &Engine, began: Instant, rounds: &mut u64) -> EngineResult<CheckOutcome> {
+    let outcome = check_database(engine, began).await?;
     if let CheckOutcome::Open { database, .. } = &outcome {
         // Sockets hold positions of the database before, or from before its recovery.
         *rounds += u64::from(open_database(engine, database));
@@ -181,7 +188,7 @@ fn open_database(engine: &Engine, database: &DatabaseState) -> bool {
     let known = database.known();
     let before = engine.store().known_database();
     engine.store().open_epoch(known.clone());
-    before.is_some_and(|before| before != known)
+    before.is_some_and(|before| !before.continues_as(&known))
 }
 
 /// Returns when the database has changed; `None` when the engine was dropped.
@@ -210,7 +217,7 @@ async fn monitor_database(engine: &Weak<Inner>, mut compared: bool) -> Option<()
                 }
             }
         }
-        match engine.store().confirm_database().await {
+        match engine.store().confirm_database(read_log_marks(&engine).await).await {
             Ok(true) => {}
             Ok(false) => return Some(()),
             Err(error) => {
@@ -232,16 +239,33 @@ async fn monitor_database(engine: &Weak<Inner>, mut compared: bool) -> Option<()
     }
 }
 
+/// Reads the ends of the logs for a confirmation, unless NATS is slow: they are read again at the next one.
+async fn read_log_marks(engine: &Engine) -> Option<LogMarks> {
+    if !engine.inner.stream.is_up() {
+        return None;
+    }
+    let repair = DatabaseRepair::with_engine(engine);
+    let marks = tokio::time::timeout(MARKS_TIMEOUT, repair.log_marks()).await.ok()?.ok()?;
+    marks.deliveries.is_some().then_some(marks)
+}
+
 /// Returns true if the database is another one, or older than the log; `None` while NATS is unavailable.
 async fn recheck_database(engine: &Engine) -> EngineResult<Option<bool>> {
     let database = engine.store().database_state().await?;
-    if database.is_replaced() {
+    if database.is_replaced() || engine.store().is_older_state(&database) {
         return Ok(Some(true));
     }
     if !engine.inner.stream.is_up() {
         return Ok(None);
     }
-    DatabaseRepair::with_engine(engine).log_is_ahead(&database).await.map(Some)
+    let repair = DatabaseRepair::with_engine(engine);
+    Ok(Some(log_is_lost(engine, &repair, &database).await? || repair.log_is_ahead(&database).await?))
+}
+
+/// Returns true if no process has seen the database since its delivery log was lost, so that nothing shows whether it is in
+/// an older state. A process that has confirmed it knows.
+async fn log_is_lost(engine: &Engine, repair: &DatabaseRepair<'_>, database: &DatabaseState) -> EngineResult<bool> {
+    Ok(!engine.store().has_confirmed() && repair.log_is_lost(database).await?)
 }
 
 enum CheckOutcome {
@@ -250,7 +274,7 @@ enum CheckOutcome {
 }
 
 /// Checks the database once, and repairs it if necessary.
-async fn check_database(engine: &Engine, waited: bool) -> EngineResult<CheckOutcome> {
+async fn check_database(engine: &Engine, began: Instant) -> EngineResult<CheckOutcome> {
     // The engine's own connections may wait for the database that this check finds out about.
     let store = &engine.inner.recovery.state.store;
     let repair = DatabaseRepair::with_engine(engine);
@@ -258,22 +282,32 @@ async fn check_database(engine: &Engine, waited: bool) -> EngineResult<CheckOutc
     if let Some(reason) = refuse_database(engine, &database) {
         return Ok(CheckOutcome::Closed(reason));
     }
-    let ahead = repair.log_is_ahead(&database).await;
-    if !database.is_replaced() {
-        match ahead {
-            Ok(false) => return adopt_unchanged(store, true).await,
-            Ok(true) => {}
-            // NATS may be unavailable: the database claims to be the known one, which is nearly always true.
-            Err(_) if waited => return adopt_unchanged(store, false).await,
-            Err(_) => return Ok(CheckOutcome::Closed("nats has not answered yet")),
+    let is_older = database.is_replaced() || engine.store().is_older_state(&database);
+    let ahead = if engine.inner.stream.is_up() { repair.log_is_ahead(&database).await.ok() } else { None };
+    match ahead {
+        Some(true) => {}
+        Some(false) if is_older => {}
+        Some(false) if !log_is_lost(engine, &repair, &database).await? => {
+            repair.record_logs().await?;
+            return adopt_unchanged(store, true).await;
         }
-    } else if ahead.is_err() {
-        return Ok(CheckOutcome::Closed("the database was restored, and nats is needed to recover deliveries"));
+        Some(false) if began.elapsed() < WITNESS_TIMEOUT => {
+            return Ok(CheckOutcome::Closed("the delivery log is not the one of this database"));
+        }
+        Some(false) => {}
+        // After a failover service comes first. A process that starts has time: an operator restores.
+        None if is_older && engine.store().known_database().is_some() && began.elapsed() >= FAILOVER_NATS_TIMEOUT => {}
+        None if is_older => {
+            return Ok(CheckOutcome::Closed("the database was restored, and nats is needed to recover deliveries"));
+        }
+        // NATS may be unavailable: the database claims to be the known one, which is nearly always true.
+        None if began.elapsed() >= NATS_TIMEOUT => return adopt_unchanged(store, false).await,
+        None => return Ok(CheckOutcome::Closed("nats has not answered yet")),
     }
     let Some(lock) = store.try_recovery_lock().await? else {
         return Ok(CheckOutcome::Closed("another process is recovering the database"));
     };
-    let outcome = repair_locked(engine, &repair).await;
+    let outcome = repair_locked(engine, &repair, ahead.is_some()).await;
     lock.release().await;
     outcome?;
     Ok(CheckOutcome::Open { compared: true, database: Box::new(store.database_state().await?) })
@@ -294,15 +328,18 @@ async fn adopt_unchanged(store: &Store, compared: bool) -> EngineResult<CheckOut
 }
 
 /// Repairs the database, under the lock, unless another process has done so before.
-async fn repair_locked(engine: &Engine, repair: &DatabaseRepair<'_>) -> EngineResult<()> {
+async fn repair_locked(engine: &Engine, repair: &DatabaseRepair<'_>, has_log: bool) -> EngineResult<()> {
     let state = &engine.inner.recovery.state;
     let database = state.store.database_state().await?;
-    if !database.is_replaced() && !repair.log_is_ahead(&database).await? {
+    let is_older = database.is_replaced() || engine.store().is_older_state(&database);
+    let needs_repair = is_older
+        || has_log && (log_is_lost(engine, repair, &database).await? || repair.log_is_ahead(&database).await?);
+    if !needs_repair {
         return Ok(());
     }
-    tracing::warn!(restored_to = %database.seen_at, "database was restored to an older state, recovering");
+    tracing::warn!(restored_to = %database.seen_at, has_log, "database was restored to an older state, recovering");
     state.readiness.send_replace(Readiness::Closed("the database was restored and is being recovered"));
-    let margin = Margin { numbers: state.margin, always: false };
+    let margin = Margin { numbers: state.margin, always: false, without_log: !has_log };
     let report = repair.repair(&database, margin, |_| {}).await?;
     tracing::warn!(?report, "recovered the restored database");
     Ok(())

@@ -8,7 +8,7 @@ use relay_domain::{
     AgentId, WorkspaceScope,
     mailboxes::stream::Seq,
     metric_names,
-    recovery::{CLOCK_SLACK_MS, LogCoverage, covers_restore},
+    recovery::{CLOCK_SLACK_MS, LogCoverage, LogMark, LogMarks, covers_restore},
 };
 use relay_store::{
     Store,
@@ -44,6 +44,8 @@ pub struct Margin {
     pub numbers: i64,
     /// True to raise even where the log seems complete: NATS was unavailable before Postgres was lost.
     pub always: bool,
+    /// True if NATS is unavailable: the log is not read, so nothing is recovered from it.
+    pub without_log: bool,
 }
 
 /// Necessary steps and their reasons.
@@ -122,6 +124,33 @@ impl<'a> DatabaseRepair<'a> {
         Ok(!places.is_empty() && self.store.count_ahead_of_heads(&places, &count_missing).await? > 0)
     }
 
+    /// Returns true if the delivery log that belongs to the database is lost, and no process has confirmed the database
+    /// since the present log was created.
+    pub async fn log_is_lost(&self, database: &DatabaseState) -> EngineResult<bool> {
+        let Some(known) = database.log_marks.and_then(|marks| marks.deliveries) else { return Ok(false) };
+        let found = self.stream.log_state(LogKind::Deliveries).await?.map(|state| state.created_at_ms);
+        let seen_ms = database.seen_at.timestamp_millis();
+        Ok(found.is_none_or(|found| found != known.created_at_ms && found > seen_ms))
+    }
+
+    /// Returns the present ends of the logs.
+    pub async fn log_marks(&self) -> EngineResult<LogMarks> {
+        let mark = async |kind| {
+            let state = self.stream.log_state(kind).await?;
+            EngineResult::Ok(state.map(|state| LogMark {
+                created_at_ms: state.created_at_ms,
+                position: state.last,
+                stored_at_ms: state.last_at_ms,
+            }))
+        };
+        Ok(LogMarks { deliveries: mark(LogKind::Deliveries).await?, events: mark(LogKind::Events).await? })
+    }
+
+    /// Records the present logs as those of the database.
+    pub async fn record_logs(&self) -> EngineResult<()> {
+        Ok(self.store.record_logs(self.log_marks().await?).await?)
+    }
+
     /// Determines the necessary steps of [`Self::repair`].
     pub async fn examine(&self, database: &DatabaseState) -> EngineResult<RepairPlan> {
         let log_is_ahead = self.log_is_ahead(database).await?;
@@ -136,11 +165,34 @@ impl<'a> DatabaseRepair<'a> {
     }
 
     /// Returns the positions of the log that were published since the restored state, and true if none are missing.
+    ///
+    /// The mark in the database says where they begin. Without it, or if the log is not the marked one, times do, with a
+    /// tolerance for the difference between the clocks.
     async fn span(&self, kind: LogKind, database: &DatabaseState) -> EngineResult<(u64, u64, bool)> {
         let Some(state) = self.stream.log_state(kind).await? else { return Ok((1, 0, false)) };
+        let mark = database.log_marks.and_then(|marks| match kind {
+            LogKind::Deliveries => marks.deliveries,
+            LogKind::Events => marks.events,
+        });
+        if let Some(mark) = mark.filter(|mark| mark.created_at_ms == state.created_at_ms)
+            && (mark.position == 0 || self.stream.is_stored_at(kind, mark.position, mark.stored_at_ms).await?)
+        {
+            let from = mark.position + 1;
+            return Ok((from.max(state.first), state.last, state.first <= from));
+        }
         let restored_to_ms = database.seen_at.timestamp_millis();
         let from = self.stream.position_at(kind, &state, restored_to_ms - CLOCK_SLACK_MS).await?;
         Ok((from, state.last, covers_restore(Some(reach(&state)), restored_to_ms)))
+    }
+
+    /// Returns the same; nothing if the log cannot be read.
+    async fn readable_span(
+        &self,
+        kind: LogKind,
+        database: &DatabaseState,
+        margin: Margin,
+    ) -> EngineResult<(u64, u64, bool)> {
+        if margin.without_log { Ok((1, 0, false)) } else { self.span(kind, database).await }
     }
 
     /// Raises numbers above all assigned ones, and reinserts lost deliveries that the log still holds. The caller holds
@@ -157,13 +209,13 @@ impl<'a> DatabaseRepair<'a> {
         self.store.ensure_partitions(DAYS_AHEAD).await?;
         // Events first: later records must not reuse a number that observers have seen. Unwatched events were not
         // published, so the log never shows all of them.
-        let (from, to, _) = self.span(LogKind::Events, database).await?;
+        let (from, to, _) = self.readable_span(LogKind::Events, database, margin).await?;
         self.store.jump_event_heads(margin.numbers).await?;
         for (first, last) in pages(from, to) {
             // Unverified records prove nothing; the jump above covers them.
             self.store.raise_event_heads(&self.stream.read_event_marks(first, last).await?.verified).await?;
         }
-        let (from, to, mut log_reached_back) = self.span(LogKind::Deliveries, database).await?;
+        let (from, to, mut log_reached_back) = self.readable_span(LogKind::Deliveries, database, margin).await?;
         let mut report = RepairReport { restored_to: database.seen_at, ..RepairReport::default() };
         let mut highest: HashMap<(WorkspaceScope, AgentId), Seq> = HashMap::new();
         for (first, last) in pages(from, to) {
@@ -204,6 +256,9 @@ impl<'a> DatabaseRepair<'a> {
         }
         metrics::counter!(metric_names::RECOVERIES).increment(1);
         metrics::counter!(metric_names::DELIVERIES_RECOVERED).increment(report.recovered);
+        if !margin.without_log {
+            self.record_logs().await?;
+        }
         self.store.adopt_database(Some(&report.to_value())).await?;
         Ok(report)
     }

@@ -99,6 +99,11 @@ impl Postgres {
         self.port.address()
     }
 
+    /// Returns the folder of the cluster's files.
+    pub fn data_dir(&self) -> &Path {
+        &self.data
+    }
+
     /// Creates database `name` unless it exists, and returns its URL.
     pub async fn create_database(&self, name: &str) -> Result<String> {
         ensure!(

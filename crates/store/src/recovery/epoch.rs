@@ -6,12 +6,13 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicI64, Ordering},
 };
 
 use sqlx::{PgConnection, Postgres, pool::PoolOptions};
 use tokio::sync::{Notify, watch};
 
+use super::DatabaseState;
 use crate::{Store, StoreError, StoreResult};
 
 /// SQLSTATE that `relay_require_epoch` raises.
@@ -23,6 +24,16 @@ pub struct KnownDatabase {
     pub identity: String,
     /// Epoch of its last recovery; 0 before the first.
     pub epoch: i64,
+    /// Confirmations when the process opened it.
+    pub confirmations: i64,
+}
+
+impl KnownDatabase {
+    /// Returns whether a process that knows this database need not recover when it meets the other.
+    #[must_use]
+    pub fn continues_as(&self, other: &Self) -> bool {
+        self.identity == other.identity && self.epoch == other.epoch
+    }
 }
 
 /// Shared by all pools of one process.
@@ -33,11 +44,21 @@ pub(crate) struct EpochFence {
     /// Another database or epoch was met, and the process has not recovered yet.
     is_closed: AtomicBool,
     met_other: Notify,
+    /// Confirmations of the database that this process has seen; a lower count shows an older state of it.
+    confirmations: AtomicI64,
+    /// This process has confirmed a database itself.
+    has_confirmed: AtomicBool,
 }
 
 impl Default for EpochFence {
     fn default() -> Self {
-        Self { known: watch::Sender::new(None), is_closed: AtomicBool::new(false), met_other: Notify::new() }
+        Self {
+            known: watch::Sender::new(None),
+            is_closed: AtomicBool::new(false),
+            met_other: Notify::new(),
+            confirmations: AtomicI64::new(0),
+            has_confirmed: AtomicBool::new(false),
+        }
     }
 }
 
@@ -58,13 +79,36 @@ impl EpochFence {
         if self.known.borrow().is_none() {
             return Ok(());
         }
-        let (identity, epoch): (String, i64) =
-            sqlx::query_as("SELECT relay_database_identity(), epoch FROM recovery_state").fetch_one(connection).await?;
-        self.close_if(|known| known.is_some_and(|known| epoch > known.epoch || identity != known.identity));
+        let (identity, epoch, confirmations): (String, i64, i64) =
+            sqlx::query_as("SELECT relay_database_identity(), epoch, confirmations FROM recovery_state")
+                .fetch_one(connection)
+                .await?;
+        let mut is_older = false;
+        self.close_if(|known| {
+            known.is_some_and(|known| {
+                is_older = self.is_older(known, epoch, confirmations);
+                is_older || epoch > known.epoch || identity != known.identity
+            })
+        });
+        let admits = |known: &KnownDatabase| known.identity == identity && !(is_older && known.epoch == epoch);
         let mut known = self.known.subscribe();
         // Fails only when the process ends.
-        let _ = known.wait_for(|known| known.as_ref().is_none_or(|known| known.identity == identity)).await;
+        let _ = known.wait_for(|known| known.as_ref().is_none_or(admits)).await;
         Ok(())
+    }
+
+    /// Returns whether the known database was put back to an older state, and not recovered since.
+    fn is_older(&self, known: &KnownDatabase, epoch: i64, confirmations: i64) -> bool {
+        known.epoch == epoch && confirmations < self.confirmations()
+    }
+
+    pub(super) fn confirmations(&self) -> i64 {
+        self.confirmations.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn confirm(&self, confirmations: i64) {
+        self.confirmations.fetch_max(confirmations, Ordering::SeqCst);
+        self.has_confirmed.store(true, Ordering::SeqCst);
     }
 
     /// Adds the comparison to the connections of a pool.
@@ -114,9 +158,23 @@ impl Store {
         self.fence.is_closed.store(true, Ordering::SeqCst);
     }
 
+    /// Returns whether the known database was put back to an older state, and not recovered since.
+    #[must_use]
+    pub fn is_older_state(&self, database: &DatabaseState) -> bool {
+        let known = self.fence.known.borrow();
+        known.as_ref().is_some_and(|known| self.fence.is_older(known, database.epoch, database.confirmations))
+    }
+
+    /// Returns whether this process has confirmed a database.
+    #[must_use]
+    pub fn has_confirmed(&self) -> bool {
+        self.fence.has_confirmed.load(Ordering::SeqCst)
+    }
+
     /// Admits transactions to this database and epoch.
     pub fn open_epoch(&self, database: KnownDatabase) {
         self.fence.known.send_modify(|known| {
+            self.fence.confirmations.store(database.confirmations, Ordering::SeqCst);
             *known = Some(database);
             self.fence.is_closed.store(false, Ordering::SeqCst);
         });

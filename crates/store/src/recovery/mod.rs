@@ -11,7 +11,7 @@ mod reported_seqs;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
+use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq, recovery::LogMarks};
 use serde_json::Value;
 use sqlx::{Connection as _, FromRow, PgConnection, types::Json};
 use tokio::time::Instant;
@@ -52,6 +52,10 @@ pub struct DatabaseState {
     pub adopted_identity: Option<String>,
     /// Epoch of the last recovery, also of one that has not ended; 0 before the first.
     pub epoch: i64,
+    /// Confirmations by running processes so far.
+    pub confirmations: i64,
+    /// Ends of the logs that belong to the database, at the last confirmation; `None` before the first start.
+    pub log_marks: Option<LogMarks>,
     /// The database is a standby, which takes no writes.
     pub is_standby: bool,
     /// Last confirmation of the adopted identity. In a restored database, the time of the restored state.
@@ -71,7 +75,7 @@ impl DatabaseState {
     /// Returns what a process remembers when it begins to serve this database.
     #[must_use]
     pub fn known(&self) -> KnownDatabase {
-        KnownDatabase { identity: self.identity.clone(), epoch: self.epoch }
+        KnownDatabase { identity: self.identity.clone(), epoch: self.epoch, confirmations: self.confirmations }
     }
 }
 
@@ -80,6 +84,8 @@ struct DatabaseStateRow {
     identity: String,
     adopted_identity: Option<String>,
     epoch: i64,
+    confirmations: i64,
+    log_marks: Option<Json<LogMarks>>,
     is_standby: bool,
     seen_at: DateTime<Utc>,
     recovered_at: Option<DateTime<Utc>>,
@@ -92,6 +98,8 @@ impl From<DatabaseStateRow> for DatabaseState {
             identity: row.identity,
             adopted_identity: row.adopted_identity,
             epoch: row.epoch,
+            confirmations: row.confirmations,
+            log_marks: row.log_marks.map(|json| json.0),
             is_standby: row.is_standby,
             seen_at: row.seen_at,
             recovered_at: row.recovered_at,
@@ -119,7 +127,7 @@ impl Store {
     pub async fn database_state(&self) -> StoreResult<DatabaseState> {
         let row: DatabaseStateRow = sqlx::query_as(
             "SELECT relay_database_identity() AS identity, identity AS adopted_identity, epoch,
-                    pg_is_in_recovery() AS is_standby, seen_at, recovered_at, report
+                    confirmations, log_marks, pg_is_in_recovery() AS is_standby, seen_at, recovered_at, report
                FROM recovery_state",
         )
         .fetch_one(&self.pool)
@@ -129,19 +137,37 @@ impl Store {
         Ok(row.into())
     }
 
-    /// Confirms that this is the adopted database, not recovered since this process opened it, and records the time.
-    /// Returns false if it is another one.
-    pub async fn confirm_database(&self) -> StoreResult<bool> {
-        let seen = sqlx::query(
-            "UPDATE recovery_state SET seen_at = relay_now()
-              WHERE identity = relay_database_identity() AND epoch = coalesce($1, epoch)",
+    /// Confirms that this is the adopted database, not recovered since this process opened it and not in an older state,
+    /// and records the time, and the ends of the logs if they are known. Returns false if it is another one.
+    pub async fn confirm_database(&self, marks: Option<LogMarks>) -> StoreResult<bool> {
+        let confirmations: Option<i64> = sqlx::query_scalar(
+            "UPDATE recovery_state SET seen_at = relay_now(), confirmations = confirmations + 1,
+                    log_marks = coalesce($3, log_marks)
+              WHERE identity = relay_database_identity() AND epoch = coalesce($1, epoch) AND confirmations >= $2
+          RETURNING confirmations",
         )
         .bind(self.known_database().map(|known| known.epoch))
-        .execute(&self.pool)
+        .bind(self.fence.confirmations())
+        .bind(marks.map(Json))
+        .fetch_optional(&self.pool)
         .with_timeout()
         .await
         .map_err(StoreError::from_sqlx("confirming the identity of the database"))?;
-        Ok(seen.rows_affected() == 1)
+        if let Some(confirmations) = confirmations {
+            self.fence.confirm(confirmations);
+        }
+        Ok(confirmations.is_some())
+    }
+
+    /// Records which logs belong to the database.
+    pub async fn record_logs(&self, marks: LogMarks) -> StoreResult<()> {
+        sqlx::query("UPDATE recovery_state SET log_marks = $1")
+            .bind(Json(marks))
+            .execute(&self.pool)
+            .with_timeout()
+            .await
+            .map_err(StoreError::from_sqlx("recording the logs of the database"))?;
+        Ok(())
     }
 
     /// Begins a recovery: raises the epoch, and marks the database as one that must be repaired, which remains until

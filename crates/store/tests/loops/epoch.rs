@@ -48,10 +48,10 @@ async fn after_a_recovery_by_another_process_an_ack_changes_nothing() {
     assert!(matches!(ack(&db, 2).await, Err(StoreError::OtherEpoch { .. })));
     assert_eq!((db.store.served_epoch(), ack_floor(&db).await), (None, 1));
     assert!(db.store.database_state().await.unwrap().is_replaced(), "an interrupted repair is repeated");
-    assert!(!db.store.confirm_database().await.unwrap());
+    assert!(!db.store.confirm_database(None).await.unwrap());
 
     db.store.adopt_database(Some(&json!({}))).await.unwrap();
-    assert!(!db.store.confirm_database().await.unwrap(), "also a process that looks later finds the recovery");
+    assert!(!db.store.confirm_database(None).await.unwrap(), "also a process that looks later finds the recovery");
     let recovered = db.store.database_state().await.unwrap().known();
     assert!(recovered.epoch > known.epoch && recovered.identity == known.identity);
     db.store.open_epoch(recovered);
