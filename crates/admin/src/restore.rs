@@ -1,6 +1,6 @@
 //! Manual recovery of a restored database, for `relayctl restore`. Gateways and workers do the same when they start.
 
-use std::time::Duration;
+use std::{num::NonZeroU8, time::Duration};
 
 use chrono::{DateTime, Utc};
 use relay_store::recovery::DatabaseState;
@@ -53,7 +53,7 @@ impl Admin {
         let ids = IdSource::new(worker.unsigned_abs());
         ids.synchronize(&self.store).await?;
         let keys = load_frame_keys(&self.store, configured).await?;
-        let stream = Stream::connect(nats, process_identity(owner, keys)).await?;
+        let stream = Stream::connect(nats, process_identity(owner, keys), NonZeroU8::MIN).await?;
         let since = Instant::now();
         while !stream.is_up() && since.elapsed() < NATS_TIMEOUT {
             tokio::time::sleep(POLL_EVERY).await;

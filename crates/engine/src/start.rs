@@ -1,6 +1,6 @@
 //! Start of an engine: storage, a leased worker number for ids, a synchronized clock, background tasks.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU8, sync::Arc, time::Duration};
 
 use relay_egress::EgressConfig;
 use relay_store::{Store, StoreError};
@@ -52,6 +52,8 @@ pub struct EngineConfig {
     pub nats: NatsServers,
     /// Copies that JetStream keeps of each stream.
     pub nats_replicas: u8,
+    /// Connections to NATS over which live tails are spread.
+    pub nats_tail_connections: NonZeroU8,
     /// Postgres connections at most. Raising it past 16 costs commits more than it gives reads.
     pub database_connections: u32,
     /// Time after which Postgres ends a statement of this process, except those of a recovery.
@@ -88,7 +90,7 @@ impl Engine {
             keys: secrets.frame_keys(),
             clock: Clock::new(move || clock.now_ms()),
         };
-        let stream = Stream::connect(&config.nats, identity).await?;
+        let stream = Stream::connect(&config.nats, identity, config.nats_tail_connections).await?;
         let (hints, hint_queue) = Hints::new();
         let (announcer, announcements) = mpsc::channel(events::ANNOUNCEMENT_QUEUE);
         let core = Core {
@@ -135,9 +137,9 @@ impl Engine {
         tasks.spawn("publisher", publisher::run(weak(), publishes));
         tasks.spawn("cursor-writer", cursors::run(weak(), Arc::downgrade(&self.inner.mailboxes.cursors)));
         tasks.spawn("heartbeat-writer", heartbeats::write_heartbeats(weak()));
+        tasks.spawn("online-writer", online::write_online_agents(weak(), online));
         tasks.spawn("invocation-writer", actions::run_calls(weak(), calls));
         tasks.spawn("outcome-writer", actions::run_outcomes(weak(), outcomes));
-        tasks.spawn("online-writer", online::write_online_agents(weak(), online));
         tasks.spawn("dispatch-writer", actions::write_dispatch_notes(weak(), dispatch_notes));
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     fmt,
+    num::NonZeroU8,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::Duration,
@@ -16,6 +17,9 @@ use crate::{FrameKeys, StreamError, StreamResult, subjects};
 
 /// Messages buffered per subscription; NATS drops further ones, and the silence check repairs the gap.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
+/// A server that answers none of three pings in a row is left for another one. A partition closes no connection.
+const PING_INTERVAL: Duration = Duration::from_secs(3);
+
 /// Retention of deliveries: the longest default TTL (one hour) and ten minutes.
 const LOG_MAX_AGE: Duration = Duration::from_secs(70 * 60);
 /// Storage limit of the delivery stream, in bytes. The oldest frames are dropped beyond it; Postgres has all of them.
@@ -128,6 +132,49 @@ fn credentials(server: &ServerAddr) -> Option<(String, String)> {
     Some((decode(server.username()?), decode(server.password().unwrap_or_default())))
 }
 
+/// Opens a connection. `link` shows the state of the main one, and possible losses of all.
+async fn open(
+    servers: &NatsServers,
+    name: &str,
+    link: watch::Sender<LinkState>,
+    is_main: bool,
+) -> StreamResult<Client> {
+    let logged_failure: Arc<Mutex<Option<String>>> = Arc::default();
+    let (addresses, options) = servers.parse()?;
+    options
+        .name(name)
+        .retry_on_initial_connect()
+        .subscription_capacity(SUBSCRIPTION_CAPACITY)
+        .ping_interval(PING_INTERVAL)
+        .reconnect_delay_callback(|attempt| {
+            Duration::from_millis((50 * u64::try_from(attempt).unwrap_or(u64::MAX)).min(1000))
+        })
+        .event_callback(move |event| {
+            let (link, logged_failure) = (link.clone(), Arc::clone(&logged_failure));
+            async move { handle_event(event, &link, &logged_failure, is_main) }
+        })
+        .connect(addresses)
+        .await
+        .map_err(StreamError::from_nats("connecting"))
+}
+
+fn handle_event(event: Event, link: &watch::Sender<LinkState>, logged: &Mutex<Option<String>>, is_main: bool) {
+    let is_up = match event {
+        Event::Connected => {
+            *logged.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            Some(true)
+        }
+        Event::Disconnected | Event::Closed => Some(false),
+        Event::SlowConsumer(_) => None,
+        Event::ClientError(error) => return log_new_failure(logged, error.to_string()),
+        Event::LameDuckMode | Event::Draining | Event::ServerError(_) => return,
+    };
+    link.send_modify(|link| {
+        link.is_up = is_up.filter(|_| is_main).unwrap_or(link.is_up);
+        link.possible_losses += 1;
+    });
+}
+
 /// Connection state, as observed by live tails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LinkState {
@@ -141,6 +188,8 @@ pub struct LinkState {
 #[derive(Debug, Clone)]
 pub struct Stream {
     pub(crate) client: Client,
+    /// Connections of the live tails.
+    pub(crate) tails: Arc<[Client]>,
     pub(crate) jetstream: jetstream::Context,
     link: watch::Sender<LinkState>,
     pub(crate) identity: Arc<ProcessIdentity>,
@@ -149,49 +198,25 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Connects in the background and reconnects forever, so NATS may be unavailable at startup.
+    /// Connects in the background and reconnects forever, so NATS may be unavailable at startup. Live tails are spread over
+    /// `tail_connections`, of which the first is also that of everything else.
     ///
     /// # Errors
     /// If a URL is invalid, or the file with authorities cannot be read.
-    pub async fn connect(servers: &NatsServers, identity: ProcessIdentity) -> StreamResult<Self> {
+    pub async fn connect(
+        servers: &NatsServers,
+        identity: ProcessIdentity,
+        tail_connections: NonZeroU8,
+    ) -> StreamResult<Self> {
         let (link, _) = watch::channel(LinkState::default());
-        let events = link.clone();
-        let logged_failure: Arc<Mutex<Option<String>>> = Arc::default();
-        let (addresses, options) = servers.parse()?;
-        let client = options
-            .name(identity.name)
-            .retry_on_initial_connect()
-            .subscription_capacity(SUBSCRIPTION_CAPACITY)
-            .reconnect_delay_callback(|attempt| {
-                Duration::from_millis((50 * u64::try_from(attempt).unwrap_or(u64::MAX)).min(1000))
-            })
-            .event_callback(move |event| {
-                let events = events.clone();
-                let logged_failure = Arc::clone(&logged_failure);
-                async move {
-                    match event {
-                        Event::Connected => {
-                            *logged_failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                            events.send_modify(|link| {
-                                link.is_up = true;
-                                link.possible_losses += 1;
-                            });
-                        }
-                        Event::Disconnected | Event::Closed => events.send_modify(|link| {
-                            link.is_up = false;
-                            link.possible_losses += 1;
-                        }),
-                        Event::SlowConsumer(_) => events.send_modify(|link| link.possible_losses += 1),
-                        Event::ClientError(error) => log_new_failure(&logged_failure, error.to_string()),
-                        Event::LameDuckMode | Event::Draining | Event::ServerError(_) => {}
-                    }
-                }
-            })
-            .connect(addresses)
-            .await
-            .map_err(StreamError::from_nats("connecting"))?;
+        let client = open(servers, identity.name, link.clone(), true).await?;
+        let mut tails = vec![client.clone()];
+        for _ in 1..tail_connections.get() {
+            tails.push(open(servers, identity.name, link.clone(), false).await?);
+        }
         let jetstream = jetstream::context::ContextBuilder::new().timeout(Duration::from_secs(5)).build(client.clone());
-        Ok(Self { client, jetstream, link, identity: Arc::new(identity), hints_sent: Arc::default() })
+        let (tails, identity) = (tails.into(), Arc::new(identity));
+        Ok(Self { client, tails, jetstream, link, identity, hints_sent: Arc::default() })
     }
 
     /// Returns a watch on the connection state.
@@ -259,8 +284,10 @@ impl Stream {
 
     /// Flushes buffered messages and closes the connection.
     pub async fn close(&self) {
-        if let Err(error) = self.client.drain().await {
-            tracing::debug!(%error, "failed to drain the nats connection");
+        for client in self.tails.iter() {
+            if let Err(error) = client.drain().await {
+                tracing::debug!(%error, "failed to drain the nats connection");
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use async_nats::{HeaderMap, Message, Subscriber, jetstream::context::PublishAckFuture};
 use bytes::Bytes;
 use futures::{StreamExt as _, stream::FuturesUnordered};
-use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
+use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq, shard::agent_shard};
 
 use crate::{
     FrameKeys, Stream, StreamError, StreamResult,
@@ -191,8 +191,9 @@ impl Stream {
     /// # Errors
     /// If the client is closed.
     pub async fn tail_agent(&self, scope: WorkspaceScope, agent: AgentId) -> StreamResult<Tail> {
-        let subscriber = self
-            .client
+        // Ids are not spread evenly, shards are.
+        let connection = usize::from(agent_shard(scope.workspace_id(), agent)) % self.tails.len();
+        let subscriber = self.tails[connection]
             .subscribe(subjects::live_subject(scope, agent))
             .await
             .map_err(StreamError::from_nats("tailing an agent's log"))?;

@@ -122,6 +122,7 @@ async fn start_engine(config: &Config, tasks: &TaskSet) -> anyhow::Result<Engine
         database_url: config.database_url.clone(),
         nats: config.nats.servers(),
         nats_replicas: config.nats_replicas,
+        nats_tail_connections: config.nats_tail_connections,
         database_connections: config.database_connections,
         statement_limit: STATEMENT_LIMIT,
         restore_margin: config.restore_margin,
