@@ -4,9 +4,10 @@
 
 mod delivery;
 mod failover;
+mod nats_cluster;
 mod outages;
 mod push;
-mod rolling;
 mod returns;
+mod rolling;
 mod storm;
 mod takeover;

@@ -33,15 +33,21 @@ impl Nats {
         fs::create_dir_all(dir)?;
         let dir = dir.canonicalize()?;
         let port = Port::free()?;
-        let config = dir.join("nats.conf");
         let store = dir.join("jetstream");
-        fs::write(&config, configuration(port.number(), &store))?;
-        let mut spec = Spec::new("nats", find::nats_server()?, dir.join("nats.log"));
-        spec.args = vec!["-c".into(), config.display().to_string()];
-        spec.cwd = Some(dir);
-        let server = Self { process: Process::start(spec)?, port, store };
+        let text = configuration("relay-local", port.number(), &store);
+        let server = Self::start_on(&dir, port, &text)?;
         server.wait_until_ready().await?;
         Ok(server)
+    }
+
+    /// Starts a server with this configuration, without waiting for it. Its JetStream files are in `jetstream`.
+    pub(super) fn start_on(dir: &Path, port: Port, configuration: &str) -> Result<Self> {
+        let (config, store) = (dir.join("nats.conf"), dir.join("jetstream"));
+        fs::write(&config, configuration)?;
+        let mut spec = Spec::new("nats", find::nats_server()?, dir.join("nats.log"));
+        spec.args = vec!["-c".into(), config.display().to_string()];
+        spec.cwd = Some(dir.to_owned());
+        Ok(Self { process: Process::start(spec)?, port, store })
     }
 
     /// Starts a server with a given configuration file, without port, address and store, and its variables. `flags` take
@@ -98,7 +104,7 @@ impl Nats {
         self.wait_until_ready().await
     }
 
-    async fn wait_until_ready(&self) -> Result<()> {
+    pub(super) async fn wait_until_ready(&self) -> Result<()> {
         let probe = || async {
             let greeting = read_greeting(&self.address()).await?;
             ensure!(greeting["jetstream"] == true, "no JetStream yet: {greeting}");
@@ -124,12 +130,12 @@ pub(super) async fn read_greeting(address: &str) -> Result<Value> {
     serde_json::from_str(info).with_context(|| format!("read the greeting {info:?}"))
 }
 
-fn configuration(port: u16, store: &Path) -> String {
+pub(super) fn configuration(name: &str, port: u16, store: &Path) -> String {
     // sync_interval: the part of the log that a power failure may lose; it is repaired from Postgres (docs: "What each
     // store is for").
     // max_payload: a 900 KiB deliver frame with its headers must fit.
     format!(
-        r#"server_name: "relay-local"
+        r#"server_name: "{name}"
 listen: "127.0.0.1:{port}"
 max_payload: 2MB
 max_pending: 256MB
