@@ -1,7 +1,7 @@
 //! Middleware of every request: its id, span, timeout, panics, metrics and cross-origin headers. Applied by `router`
 //! and `main`.
 
-use std::{any::Any, time::Duration};
+use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
 use axum::{
     extract::{MatchedPath, Request, State},
@@ -9,6 +9,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use futures::FutureExt as _;
 use relay_domain::metric_names as name;
 use relay_engine::recovery::Readiness;
 use relay_runtime::{
@@ -20,8 +21,10 @@ use tower_http::cors::{AllowHeaders, Any as AnyOrigin, CorsLayer};
 use tracing::Instrument as _;
 
 use crate::{
+    connections::admit_request,
     envelope::IDEMPOTENCY_REPLAYED,
     error::ApiError,
+    rate_limits::add_headers,
     routes::{files::TRANSFER_PATH, mailboxes::deliveries::CLAIM_PATH},
     state::AppState,
 };
@@ -39,10 +42,26 @@ const MAX_REQUEST_ID_LENGTH: usize = 128;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const CORRELATION_ID: HeaderName = HeaderName::from_static("x-correlation-id");
 
+/// Middleware of all routes, outermost first. It is one layer: axum clones and boxes the layers below each layer for
+/// every request.
+pub async fn serve_request(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let state = &state;
+    wrap_request(request, |request| {
+        admit_request(state, request, |request| {
+            let answer = require_recovered(state, request, |request| add_headers(request, |request| next.run(request)));
+            catch_panics(answer)
+        })
+    })
+    .await
+}
+
 /// Sets the request id, the span and the timeout, and records log and metrics.
 ///
 /// The query string is neither logged nor added to the span, because sockets carry tokens in it.
-pub async fn wrap_request(request: Request, next: Next) -> Response {
+async fn wrap_request<F>(request: Request, serve: impl FnOnce(Request) -> F) -> Response
+where
+    F: Future<Output = Response>,
+{
     let id = request_id(&request);
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
@@ -65,7 +84,7 @@ pub async fn wrap_request(request: Request, next: Next) -> Response {
         if has_nul {
             return ApiError::invalid_request("The character U+0000 cannot be looked for").into_response();
         }
-        match tokio::time::timeout(limit, next.run(request)).await {
+        match tokio::time::timeout(limit, serve(request)).await {
             Ok(response) => response,
             Err(_) => timeout_response(&method),
         }
@@ -86,13 +105,16 @@ pub async fn wrap_request(request: Request, next: Next) -> Response {
 
 /// Refuses requests that need the database until it is known to be current. A restored database would assign numbers
 /// twice.
-pub async fn require_recovered(State(state): State<AppState>, request: Request, next: Next) -> Response {
+async fn require_recovered<F>(state: &AppState, request: Request, serve: impl FnOnce(Request) -> F) -> Response
+where
+    F: Future<Output = Response>,
+{
     if let (Readiness::Closed(reason), true) =
         (state.engine.recovery().readiness(), request.uri().path().starts_with("/v1/"))
     {
         return ApiError::unavailable("not_ready", format!("Not ready: {reason}")).into_response();
     }
-    next.run(request).await
+    serve(request).await
 }
 
 /// Logs a request: failed and slow ones always, the others on demand with `RUST_LOG=info,relay::requests=debug`.
@@ -140,7 +162,11 @@ fn request_id(request: &Request) -> HeaderValue {
 }
 
 /// Converts a panic in a handler to a 500 of that request.
-pub fn panic_response(panic: Box<dyn Any + Send + 'static>) -> Response {
+async fn catch_panics(answer: impl Future<Output = Response>) -> Response {
+    AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(panic_response)
+}
+
+fn panic_response(panic: Box<dyn Any + Send + 'static>) -> Response {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     relay_tasks::count_panic("request");
     tracing::error!(panic = text.unwrap_or("unknown"), "handler panicked");

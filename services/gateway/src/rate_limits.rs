@@ -9,7 +9,6 @@ use std::sync::{Arc, OnceLock};
 use axum::{
     extract::{FromRequestParts, MatchedPath, Request},
     http::{HeaderName, HeaderValue, Method, request::Parts},
-    middleware::Next,
     response::Response,
 };
 use relay_domain::{WorkspaceScope, workspaces::rate_limit::RouteClass};
@@ -43,10 +42,13 @@ const ROUTE_CLASSES: &[(Method, &str, RouteClass)] = &[
 struct ReportedStatus(Arc<OnceLock<RateLimitStatus>>);
 
 /// Adds the rate limit headers to the response of a charged request.
-pub async fn add_headers(mut request: Request, next: Next) -> Response {
+pub(crate) async fn add_headers<F>(mut request: Request, serve: impl FnOnce(Request) -> F) -> Response
+where
+    F: Future<Output = Response>,
+{
     let reported = ReportedStatus::default();
     request.extensions_mut().insert(reported.clone());
-    let mut response = next.run(request).await;
+    let mut response = serve(request).await;
     if let Some(standing) = reported.0.get() {
         let headers = response.headers_mut();
         headers.insert(LIMIT, HeaderValue::from(standing.limit));

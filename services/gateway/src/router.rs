@@ -4,10 +4,9 @@ use axum::{
     Router, middleware as layer,
     routing::{delete, get, patch, post, put},
 };
-use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    connections, console, middleware, node, observe, rate_limits,
+    console, middleware, node, observe,
     routes::{
         actions::{self, triggers},
         agents::{self, session_events, spawn},
@@ -46,11 +45,7 @@ pub fn router(state: AppState) -> Router {
         .merge(console::routes())
         .fallback(middleware::fallback)
         .method_not_allowed_fallback(middleware::method_fallback)
-        .layer(layer::from_fn(rate_limits::add_headers))
-        .layer(layer::from_fn_with_state(state.clone(), middleware::require_recovered))
-        .layer(CatchPanicLayer::custom(middleware::panic_response))
-        .layer(layer::from_fn_with_state(state.clone(), connections::admit_request))
-        .layer(layer::from_fn(middleware::wrap_request))
+        .layer(layer::from_fn_with_state(state.clone(), middleware::serve_request))
         .layer(middleware::cors())
         .with_state(state)
 }

@@ -16,9 +16,8 @@ use std::{
 };
 
 use axum::{
-    extract::{FromRequestParts, Request, State},
+    extract::{FromRequestParts, Request},
     http::request::Parts,
-    middleware::Next,
     response::{IntoResponse as _, Response},
 };
 use bodies::BodyOwner;
@@ -212,7 +211,14 @@ impl<S: Sync> FromRequestParts<S> for Client {
 }
 
 /// Determines the client's address, and refuses the request if the address has too many connections.
-pub(crate) async fn admit_request(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn admit_request<F>(
+    state: &AppState,
+    mut request: Request,
+    serve: impl FnOnce(Request) -> F,
+) -> Response
+where
+    F: Future<Output = Response>,
+{
     let client = ClientAddress::of(&request, &state.connections.trusted_proxies);
     request.extensions_mut().insert(client);
     let address = match state.connections.admit_forwarded(client) {
@@ -225,7 +231,7 @@ pub(crate) async fn admit_request(State(state): State<AppState>, mut request: Re
     let bodies = state.connections.bodies.clone();
     let held = HeldPlaces(Arc::new(Places { address, bodies, caller: OnceLock::new(), body: OnceLock::new() }));
     request.extensions_mut().insert(held.clone());
-    let response = next.run(request).await;
+    let response = serve(request).await;
     if held.0.address.is_some() { response.map(|body| GuardedBody::wrap(body, held)) } else { response }
 }
 
