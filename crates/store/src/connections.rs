@@ -32,8 +32,8 @@ const UNUSED_FOR: Duration = Duration::from_secs(10);
 const KEPT_AT_MOST: Duration = Duration::from_secs(60);
 /// Wait for the answer to a test or a BEGIN, for which Postgres itself needs no time.
 const TEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Wait for a ROLLBACK, before which a statement that was given up has to end.
-const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Wait for a connection to settle, before which a statement that was given up has to end.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for statement and answer to travel, beyond the time that Postgres gives the statement.
 const TRAVEL_TIME: Duration = Duration::from_secs(1);
 /// Rows that are read before the caller takes them.
@@ -62,6 +62,12 @@ struct KeptConnection {
     connection: PoolConnection<Postgres>,
     taken_at: Instant,
     used_at: Instant,
+}
+
+impl KeptConnection {
+    fn give_back(self) {
+        tokio::spawn(give_back(self.connection, "SELECT"));
+    }
 }
 
 impl ConnectionPool {
@@ -120,7 +126,7 @@ impl ConnectionPool {
         let waiting = {
             let mut kept = self.lock();
             kept.waiting += 1;
-            kept.connections.clear();
+            kept.connections.drain(..).for_each(KeptConnection::give_back);
             Waiting(self)
         };
         let connection = self.driver.acquire().await;
@@ -133,16 +139,15 @@ impl ConnectionPool {
     }
 
     fn keep(&self, connection: PoolConnection<Postgres>, taken_at: Instant) {
-        if self.statement_limit.is_none() || taken_at.elapsed() > KEPT_AT_MOST || self.driver.is_closed() {
-            return;
-        }
+        let is_due = self.statement_limit.is_none() || taken_at.elapsed() > KEPT_AT_MOST || self.driver.is_closed();
         let mut kept = self.lock();
-        if kept.waiting > 0 {
+        if is_due || kept.waiting > 0 {
+            // It has just answered: the pool's test will not hang.
             return;
         }
         kept.connections.push(KeptConnection { connection, taken_at, used_at: Instant::now() });
         if kept.connections.first().is_some_and(|first| first.used_at.elapsed() > UNUSED_FOR) {
-            kept.connections.remove(0);
+            kept.connections.remove(0).give_back();
         }
     }
 
@@ -168,8 +173,8 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Connection in use. Dropped, it returns to the driver's pool, which tests it: a statement may have failed or been given
-/// up. After a success, [`Lease::keep`] keeps it for the next statement.
+/// Connection in use. Dropped, it returns to the driver's pool if it still answers: a statement may have failed or been
+/// given up. After a success, [`Lease::keep`] keeps it for the next statement.
 #[derive(Debug)]
 pub(crate) struct Lease {
     /// `None` once it was kept.
@@ -195,11 +200,27 @@ impl Lease {
         None
     }
 
-    /// Closes the connection once it is dropped, instead of returning it.
+    /// Closes the connection instead of returning it.
     fn close(&mut self) {
-        if let Some(connection) = &mut self.connection {
+        if let Some(mut connection) = self.connection.take() {
             connection.close_on_drop();
         }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            tokio::spawn(give_back(connection, "SELECT"));
+        }
+    }
+}
+
+/// Returns a connection to the driver's pool after a statement that settles it, or closes it. The pool's own test has no
+/// deadline, and its place would stay taken on a dead network.
+async fn give_back(mut connection: PoolConnection<Postgres>, settle: &'static str) {
+    if !matches!(timeout(SETTLE_TIMEOUT, connection.execute(settle)).await, Ok(Ok(_))) {
+        connection.close_on_drop();
     }
 }
 
@@ -248,15 +269,8 @@ impl Transaction {
 impl Drop for Transaction {
     fn drop(&mut self) {
         if let (true, Some(connection)) = (self.is_open, self.lease.connection.take()) {
-            tokio::spawn(roll_back(connection));
+            tokio::spawn(give_back(connection, "ROLLBACK"));
         }
-    }
-}
-
-/// Rolls back before the connection returns to the driver's pool, or closes it.
-async fn roll_back(mut connection: PoolConnection<Postgres>) {
-    if !matches!(timeout(ROLLBACK_TIMEOUT, connection.execute("ROLLBACK")).await, Ok(Ok(_))) {
-        connection.close_on_drop();
     }
 }
 

@@ -14,6 +14,7 @@ pub(crate) const SENDER: i64 = 99;
 pub(crate) struct Database {
     pub(crate) store: Store,
     pub(crate) pool: PgPool,
+    pub(crate) url: String,
     /// When the test began, as Postgres' columns can hold it.
     pub(crate) now: DateTime<Utc>,
 }
@@ -53,10 +54,11 @@ impl Database {
         sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
         let options: sqlx::postgres::PgConnectOptions = server.parse().unwrap();
         let pool = PgPool::connect_with(options.database(&name)).await.unwrap();
-        let store = Store::connect(&url_of(&server, &name), 4).unwrap();
+        let url = url_of(&server, &name);
+        let store = Store::connect(&url, 4).unwrap();
         store.migrate(std::time::Duration::ZERO).await.unwrap();
         let now = sqlx::query_scalar("SELECT now()").fetch_one(&pool).await.unwrap();
-        let database = Self { store, pool, now };
+        let database = Self { store, pool, url, now };
         database.agent(SENDER, "sender").await;
         database
     }

@@ -54,8 +54,7 @@ async fn a_statement_on_a_dead_network_ends_at_its_deadline() {
     let db = Database::fresh().await;
     let options = db.pool.connect_options();
     let proxy = TcpProxy::start(&format!("{}:{}", options.get_host(), options.get_port())).unwrap();
-    let name = options.get_database().unwrap();
-    let store = Store::connect(&format!("postgres://postgres@{}/{name}", proxy.address()), 4).unwrap();
+    let store = Store::connect(&proxy.through(&db.url).unwrap(), 4).unwrap();
     let store = store.with_statement_limit(LIMIT);
     statement(&store).await.unwrap();
     proxy.blackhole();
