@@ -151,12 +151,17 @@ struct DeletedRow {
     channels: Vec<ChannelId>,
 }
 
+/// `$heard` is the expression for when the agent's host was last heard of.
 macro_rules! columns {
     () => {
+        columns!($crate::agents::presence::host_heard_at!("agents"))
+    };
+    ($($heard:tt)+) => {
         concat!(
-            "agent_id, name, type, persona, metadata, capabilities, status, node_id, provider, created_at, ",
-            $crate::agents::presence::last_seen_at!("agents"),
-            " AS last_seen_at, spawned_by, rights,
+            "agent_id, name, type, persona, metadata, capabilities, status, node_id, provider, created_at,
+         greatest(last_seen_at, CASE WHEN status <> 'offline' THEN ",
+            $($heard)+,
+            " END) AS last_seen_at, spawned_by, rights,
          coalesce(CASE WHEN node_id = 'node_direct_' || agent_id
                        THEN coalesce((SELECT n.machine_id FROM nodes n WHERE n.workspace_id = agents.workspace_id
                                          AND n.node_id = agents.node_id), direct_machine_id)
@@ -367,8 +372,14 @@ impl Store {
     pub async fn agents(&self, scope: WorkspaceScope, agents: &[AgentId]) -> StoreResult<Vec<Agent>> {
         let rows = sqlx::query(concat!(
             "SELECT ",
-            columns!(),
-            " FROM agents WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL ORDER BY agent_id"
+            columns!("host.heard_at"),
+            // A join, because its results are kept for the other agents of a provider.
+            " FROM agents
+               LEFT JOIN LATERAL (SELECT max(p.last_heartbeat_at) AS heard_at FROM providers p
+                                   WHERE p.workspace_id = agents.workspace_id AND p.node_id = agents.node_id
+                                     AND p.gateway_id IS NOT NULL
+                                     AND p.provider = coalesce(agents.provider, p.provider)) AS host ON true
+              WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL ORDER BY agent_id"
         ))
         .bind(scope.workspace_id())
         .bind(agents)

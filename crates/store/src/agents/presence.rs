@@ -197,18 +197,27 @@ impl Store {
             LoopState::Busy => return Ok(SilentAgents::default()),
             LoopState::Locked(position) => position.unwrap_or_default(),
         };
-        // Read without locks: almost all agents were seen recently, and their rows are hot. The provider is read only for
-        // an agent that was not heard of itself.
-        let present: Vec<(WorkspaceId, AgentId, bool)> = sqlx::query_as(concat!(
-            "SELECT workspace_id, agent_id,
-                    last_seen_at < relay_now() - make_interval(secs => $4)
-                    AND coalesce(",
-            host_heard_at!("agents"),
-            " < relay_now() - make_interval(secs => $4), true)
-               FROM agents
-              WHERE deleted_at IS NULL AND status <> 'offline' AND (workspace_id, agent_id) > ($1, $2)
-              ORDER BY workspace_id, agent_id LIMIT $3"
-        ))
+        // Read without locks: almost all agents were seen recently, and their rows are hot. The providers of those that were
+        // not heard of themselves are read once for all of their agents.
+        let present: Vec<(WorkspaceId, AgentId, bool)> = sqlx::query_as(
+            "WITH page AS MATERIALIZED (
+                SELECT workspace_id, agent_id, node_id, provider,
+                       last_seen_at < relay_now() - make_interval(secs => $4) AS is_silent
+                  FROM agents
+                 WHERE deleted_at IS NULL AND status <> 'offline' AND (workspace_id, agent_id) > ($1, $2)
+                 ORDER BY workspace_id, agent_id LIMIT $3
+             ), heard AS MATERIALIZED (
+                SELECT p.workspace_id, p.node_id, p.provider
+                  FROM (SELECT DISTINCT workspace_id, node_id FROM page WHERE is_silent) AS k
+                  JOIN providers p USING (workspace_id, node_id)
+                 WHERE p.gateway_id IS NOT NULL AND p.last_heartbeat_at >= relay_now() - make_interval(secs => $4)
+             )
+             SELECT workspace_id, agent_id, is_silent AND CASE
+                        WHEN provider IS NULL
+                        THEN (workspace_id, node_id) NOT IN (SELECT workspace_id, node_id FROM heard)
+                        ELSE (workspace_id, node_id, provider) NOT IN (SELECT * FROM heard) END
+               FROM page ORDER BY workspace_id, agent_id",
+        )
         .bind(from.workspace_id)
         .bind(from.agent_id)
         .bind(page)
