@@ -175,15 +175,22 @@ impl Side {
         for number in 0..count {
             let posted = self.sender.dm("agent-0", &format!("single {number}")).await?.success()?;
             let id = posted["message"]["id"].as_str().context("no message id")?.to_owned();
-            let at = |events: &[Value]| {
-                let event = events.iter().find(|event| event["event_id"] == id.as_str())?;
-                event["timestamp"].as_f64()
-            };
             let injected = wait::until_ok("the injection", PATIENCE, || async {
-                at(&self.broker.events("agent-0", "delivery_injected").await?).context("not typed")
+                let events = self.broker.call("GET", "/api/events/replay?sinceSeq=0", None).await?.body;
+                let events = events["events"].as_array().cloned().unwrap_or_default();
+                let of_message: Vec<Value> =
+                    events.into_iter().filter(|event| event["event_id"] == id.as_str()).collect();
+                let is_typed = of_message.iter().any(|event| event["kind"] == "delivery_injected");
+                ensure!(is_typed, "not typed");
+                anyhow::Ok(of_message)
             });
-            let injected = injected.await?;
-            let inbound = at(&self.broker.events("agent-0", "relay_inbound").await?).context("no relay_inbound")?;
+            let events = injected.await?;
+            let at = |kinds: &[&str]| {
+                let is_wanted = |event: &&Value| event["kind"].as_str().is_some_and(|kind| kinds.contains(&kind));
+                let mut stamps = events.iter().filter(is_wanted).filter_map(|event| event["timestamp"].as_f64());
+                stamps.next().with_context(|| format!("no time of {kinds:?} in {events:?}"))
+            };
+            let (inbound, injected) = (at(&["relay_inbound", "delivery_queued"])?, at(&["delivery_injected"])?);
             times.push(injected - inbound);
         }
         times.sort_by(f64::total_cmp);
