@@ -171,6 +171,17 @@ macro_rules! columns {
     };
 }
 
+/// Joins the time at which an agent's provider was last heard. A join, because its results are kept for the other agents
+/// of the provider.
+macro_rules! joined_host {
+    () => {
+        "LEFT JOIN LATERAL (SELECT max(p.last_heartbeat_at) AS heard_at FROM providers p
+                             WHERE p.workspace_id = agents.workspace_id AND p.node_id = agents.node_id
+                               AND p.gateway_id IS NOT NULL
+                               AND p.provider = coalesce(agents.provider, p.provider)) AS host ON true"
+    };
+}
+
 // One statement: a conflict on the name leaves `agent` empty, and with it all other parts.
 const REGISTER: &str = formatcp!(
     "WITH agent AS (
@@ -373,13 +384,9 @@ impl Store {
         let rows = sqlx::query(concat!(
             "SELECT ",
             columns!("host.heard_at"),
-            // A join, because its results are kept for the other agents of a provider.
-            " FROM agents
-               LEFT JOIN LATERAL (SELECT max(p.last_heartbeat_at) AS heard_at FROM providers p
-                                   WHERE p.workspace_id = agents.workspace_id AND p.node_id = agents.node_id
-                                     AND p.gateway_id IS NOT NULL
-                                     AND p.provider = coalesce(agents.provider, p.provider)) AS host ON true
-              WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL ORDER BY agent_id"
+            " FROM agents ",
+            joined_host!(),
+            " WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL ORDER BY agent_id"
         ))
         .bind(scope.workspace_id())
         .bind(agents)
@@ -391,10 +398,13 @@ impl Store {
 
     /// Lists the statuses of agents that are not deleted, oldest first, at most [`names::MAX_LISTED_AGENTS`].
     pub async fn agent_statuses(&self, scope: WorkspaceScope) -> StoreResult<Vec<StatusRow>> {
-        sqlx::query_as(
-            "SELECT agent_id, name, status, last_seen_at FROM agents WHERE workspace_id = $1 AND deleted_at IS NULL
-              ORDER BY agent_id LIMIT $2",
-        )
+        sqlx::query_as(concat!(
+            "SELECT agent_id, name, status,
+                    greatest(last_seen_at, CASE WHEN status <> 'offline' THEN host.heard_at END) AS last_seen_at
+               FROM agents ",
+            joined_host!(),
+            " WHERE workspace_id = $1 AND deleted_at IS NULL ORDER BY agent_id LIMIT $2"
+        ))
         .bind(scope.workspace_id())
         .bind(names::MAX_LISTED_AGENTS)
         .fetch_all(&self.pool)
