@@ -20,7 +20,7 @@ pub struct NatsCluster {
     _route_ports: Vec<Port>,
 }
 
-/// Connection between two servers, which the later one opens.
+/// Way from one server to another.
 #[derive(Debug)]
 struct Link {
     ends: [usize; 2],
@@ -36,7 +36,8 @@ impl NatsCluster {
         let (mut clients, mut links, mut servers) = (Vec::new(), Vec::new(), Vec::new());
         for (number, route_port) in route_ports.iter().enumerate() {
             let mut routes = Vec::new();
-            for (other, other_port) in route_ports.iter().enumerate().take(number) {
+            // Each server needs routes. Of two connections between the same servers one is closed.
+            for (other, other_port) in route_ports.iter().enumerate().filter(|(other, _)| *other != number) {
                 let proxy = TcpProxy::start(&other_port.address())?;
                 routes.push(format!("\"nats://{}\"", proxy.address()));
                 links.push(Link { ends: [other, number], proxy });
