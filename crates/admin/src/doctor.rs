@@ -2,14 +2,16 @@
 
 mod recovery;
 mod replication;
+mod security;
 
 use chrono::Utc;
-use relay_engine::{access::secrets::KeyList, error::error_chain, settings::SecuritySettings};
+use relay_engine::{access::secrets::KeyList, error::error_chain};
 use relay_store::{
     Store,
     admin::{DatabaseHealth, SchemaState},
 };
 use relay_stream::{NatsServers, admin::NatsHealth};
+use security::security_findings;
 
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -97,26 +99,6 @@ pub async fn examine(installation: &Installation) -> Vec<Finding> {
         }),
     }
     findings
-}
-
-fn security_findings(installation: &Installation) -> Vec<Finding> {
-    let hosted = installation.hosted;
-    let settings = SecuritySettings {
-        database_url: Some(&installation.database_url),
-        nats_url: Some(&installation.nats.url),
-        has_secret_keys: !hosted || !installation.secret_keys.is_empty(),
-        has_signing_secret: Some(!hosted || installation.has_signing_secret),
-    };
-    let problems = settings.problems();
-    if problems.is_empty() {
-        let found = "connections to other hosts are verified".to_owned();
-        return vec![Finding { check: "security", verdict: Verdict::Ok, found, fix: None }];
-    }
-    let finding = |problem: &'static str| {
-        let (found, fix) = problem.split_once(": ").unwrap_or((problem, "see docs/operations/install.md"));
-        Finding { check: "security", verdict: Verdict::Warn, found: found.to_owned(), fix: Some(fix) }
-    };
-    problems.into_iter().map(finding).collect()
 }
 
 fn postgres_findings(health: &DatabaseHealth, own_clock_ms: i64) -> Vec<Finding> {
@@ -382,28 +364,10 @@ mod tests {
         }
     }
 
-    fn worst(findings: &[Finding]) -> (Verdict, Vec<&'static str>) {
+    pub(super) fn worst(findings: &[Finding]) -> (Verdict, Vec<&'static str>) {
         let bad: Vec<_> = findings.iter().filter(|finding| finding.verdict > Verdict::Ok).collect();
         let worst = bad.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Ok);
         (worst, bad.iter().map(|finding| finding.check).collect())
-    }
-
-    #[test]
-    fn insecure_settings_of_a_hosted_installation_are_findings() {
-        let examine = |host: &str, hosted| {
-            security_findings(&Installation {
-                database_url: format!("postgres://u@{host}/relay"),
-                nats: NatsServers { url: format!("nats://{host}:4222"), ca_file: None },
-                secret_keys: KeyList::default(),
-                has_signing_secret: false,
-                hosted,
-            })
-        };
-        assert_eq!(worst(&examine("127.0.0.1", false)), (Verdict::Ok, vec![]));
-        assert_eq!(worst(&examine("servers", false)), (Verdict::Warn, vec!["security"; 2]));
-        let hosted = examine("servers", true);
-        assert_eq!(worst(&hosted), (Verdict::Warn, vec!["security"; 4]));
-        assert!(hosted.iter().all(|finding| finding.fix.is_some()), "{hosted:?}");
     }
 
     #[test]
