@@ -92,24 +92,6 @@ impl TcpClient {
         }
     }
 
-    /// Sends bytes as far as they are read, until the server closes the connection; fails after `within`.
-    pub async fn flood(mut self, bytes: &[u8], within: Duration) -> Result<()> {
-        let (mut reader, mut writer) = self.0.split();
-        let write = async {
-            let _ = writer.write_all(bytes).await;
-            // The read sees the end.
-            std::future::pending::<()>().await;
-        };
-        let mut rest = Vec::new();
-        let ended = async {
-            tokio::select! {
-                _ = reader.read_to_end(&mut rest) => {}
-                () = write => {}
-            }
-        };
-        timeout(within, ended).await.with_context(|| format!("still open after {within:?}"))
-    }
-
     /// Sends a byte each `interval` until the server closes the connection; fails after `within`.
     pub async fn dribble(mut self, interval: Duration, within: Duration) -> Result<Vec<u8>> {
         let mut read = Vec::new();

@@ -6,7 +6,6 @@
 mod body;
 mod file_limit;
 mod phase;
-mod read_gate;
 mod stream;
 
 use std::{error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -17,7 +16,6 @@ pub use file_limit::raise_file_limit;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use phase::Phase;
-pub use read_gate::ReadGate;
 use stream::GuardedStream;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -25,6 +23,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+/// Bytes of a connection that are read ahead of its requests' handlers, which is the limit of a head. hyper's own is 400 KiB.
+const MAX_BUFFER_BYTES: usize = 64 * 1024;
 /// Pause after a failed accept. It fails above all for lack of file descriptors, which come back as connections end.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -111,13 +111,10 @@ async fn serve_connection<H, G, F, E>(
     E: Into<Box<dyn Error + Send + Sync>> + 'static,
 {
     let phase = Arc::new(Phase::default());
-    let gate = ReadGate::default();
-    let stream = GuardedStream::new(socket, timeouts, Arc::clone(&phase), gate.clone(), guard);
+    let stream = GuardedStream::new(socket, timeouts, Arc::clone(&phase), guard);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let in_progress = phase.start_request();
-        let mut request = request.map(Body::new);
-        request.extensions_mut().insert(gate.clone());
-        let answer = handler(request);
+        let answer = handler(request.map(Body::new));
         async move {
             let response = answer.await?;
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -132,6 +129,7 @@ async fn serve_connection<H, G, F, E>(
         // which starts the stream's timer, only if it has a timeout itself.
         .timer(TokioTimer::new())
         .header_read_timeout(timeouts.head + timeouts.idle)
+        .max_buf_size(MAX_BUFFER_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);

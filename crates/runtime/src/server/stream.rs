@@ -17,7 +17,7 @@ use tokio::{
     time::{Sleep, sleep, sleep_until},
 };
 
-use super::{ReadGate, Timeouts, phase::Phase};
+use super::{Timeouts, phase::Phase};
 
 /// Stream whose reads end with the phase of its connection, and whose writes time out.
 #[derive(Debug)]
@@ -25,7 +25,6 @@ pub(super) struct GuardedStream<T, G> {
     io: T,
     timeouts: Timeouts,
     phase: Arc<Phase>,
-    gate: ReadGate,
     /// Runs while a read is pending in a phase that has an end.
     reading: Option<Pin<Box<Sleep>>>,
     /// Runs while a write is pending.
@@ -35,8 +34,8 @@ pub(super) struct GuardedStream<T, G> {
 }
 
 impl<T, G> GuardedStream<T, G> {
-    pub(super) const fn new(io: T, timeouts: Timeouts, phase: Arc<Phase>, gate: ReadGate, guard: G) -> Self {
-        Self { io, timeouts, phase, gate, reading: None, writing: None, _guard: guard }
+    pub(super) const fn new(io: T, timeouts: Timeouts, phase: Arc<Phase>, guard: G) -> Self {
+        Self { io, timeouts, phase, reading: None, writing: None, _guard: guard }
     }
 
     /// Fails a pending read at the end of the phase.
@@ -76,7 +75,6 @@ impl<T: AsyncRead + Unpin, G: Unpin> AsyncRead for GuardedStream<T, G> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        ready!(self.gate.poll_open(context));
         let filled = buffer.filled().len();
         let read = Pin::new(&mut self.io).poll_read(context, buffer);
         if read.is_pending() {
@@ -84,7 +82,6 @@ impl<T: AsyncRead + Unpin, G: Unpin> AsyncRead for GuardedStream<T, G> {
         }
         if buffer.filled().len() > filled {
             self.phase.on_bytes();
-            self.gate.on_read(buffer.filled().len() - filled);
         }
         read
     }
@@ -135,7 +132,7 @@ mod tests {
     fn guarded() -> (GuardedStream<DuplexStream, ()>, DuplexStream, Arc<Phase>) {
         let (near, far) = duplex(16);
         let phase = Arc::new(Phase::default());
-        (GuardedStream::new(near, TIMEOUTS, Arc::clone(&phase), ReadGate::default(), ()), far, phase)
+        (GuardedStream::new(near, TIMEOUTS, Arc::clone(&phase), ()), far, phase)
     }
 
     /// Reads until the stream fails, and returns after how long it did.
@@ -182,22 +179,6 @@ mod tests {
         request.upgrade();
         let waited = tokio::time::timeout(TIMEOUTS.idle * 10, stream.read_u8()).await;
         assert!(waited.is_err(), "still reading");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_closed_gate_leaves_bytes_unread_until_it_is_opened() {
-        let (mut stream, mut far, _) = guarded();
-        let gate = stream.gate.clone();
-        gate.allow(8);
-        far.write_all(&[7; 16]).await.unwrap();
-        stream.read_exact(&mut [0; 8]).await.expect("eight bytes are allowed");
-        let more = Duration::from_secs(1);
-        assert!(tokio::time::timeout(more, stream.read_u8()).await.is_err(), "the gate is closed");
-        tokio::time::timeout(more, gate.closed()).await.expect("the owner is told");
-        let opened = gate.clone();
-        let (read, ()) = tokio::join!(stream.read_u8(), async { opened.allow(8) });
-        assert_eq!(read.unwrap(), 7, "a waiting read goes on");
-        assert!(tokio::time::timeout(more, gate.closed()).await.is_err(), "it is open");
     }
 
     #[tokio::test(start_paused = true)]

@@ -36,17 +36,12 @@ impl RequestBodies {
         tokio::time::timeout(WAIT, self.0.reserve(owner, bytes)).await.ok()
     }
 
-    /// Waits for the memory of a message that is arriving.
-    pub(crate) async fn reserve_message(&self, workspace: WorkspaceId, bytes: usize) -> ByteLease {
-        self.0.reserve(BodyOwner::Workspace(workspace), bytes).await
-    }
-
     /// Waits for the memory of a message that waits for the engine. Small ones need none.
     pub(crate) async fn reserve_frame(&self, workspace: WorkspaceId, bytes: usize) -> Option<ByteLease> {
         if bytes <= SMALL_FRAME_BYTES {
             return None;
         }
-        Some(self.reserve_message(workspace, bytes).await)
+        Some(self.0.reserve(BodyOwner::Workspace(workspace), bytes).await)
     }
 }
 

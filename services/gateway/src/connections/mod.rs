@@ -27,7 +27,7 @@ use ipnet::IpNet;
 pub use limits::ConnectionLimits;
 use relay_domain::{WorkspaceScope, access::client_network::client_network, metric_names as name};
 use relay_engine::access::limits::RateLimitSubject;
-use relay_runtime::server::{GuardedBody, ReadGate};
+use relay_runtime::server::GuardedBody;
 use relay_tasks::byte_budget::ByteLease;
 pub use seats::{CallerSeat, CallerSeats, Limit};
 use seats::{Seat, Seats};
@@ -195,8 +195,6 @@ impl BodyMemory {
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) address: ClientAddress,
-    /// Bound of what is read from a socket that the request opens.
-    pub(crate) reads: ReadGate,
     _places: HeldPlaces,
 }
 
@@ -205,8 +203,7 @@ impl<S: Sync> FromRequestParts<S> for Client {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         let places = parts.extensions.get::<HeldPlaces>().cloned().unwrap_or_default();
-        let reads = parts.extensions.get().cloned().unwrap_or_default();
-        Ok(Self { address: ClientAddress::of_parts(parts), reads, _places: places })
+        Ok(Self { address: ClientAddress::of_parts(parts), _places: places })
     }
 }
 

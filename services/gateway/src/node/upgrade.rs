@@ -32,7 +32,7 @@ use crate::{
 /// Larger frames are refused: the connection closes with 1009.
 pub(super) const FRAME_LIMIT: usize = 1024 * 1024;
 /// Larger frames are not even read completely. Frames between the two limits get an orderly close.
-pub(super) const READ_LIMIT: usize = 8 * 1024 * 1024;
+const READ_LIMIT: usize = 8 * 1024 * 1024;
 /// Read and write buffers per socket: small, because most sockets are idle.
 const SOCKET_BUFFER: usize = 4 * 1024;
 
@@ -108,8 +108,7 @@ pub(crate) async fn upgrade(
         .read_buffer_size(SOCKET_BUFFER)
         .write_buffer_size(SOCKET_BUFFER);
     Ok(socket.on_upgrade(move |socket| async move {
-        let peer = connection::Peer { node, token: hash, is_direct: direct, reads: client.reads.clone() };
-        connection::serve_socket(socket, state, peer).await;
+        connection::serve_socket(socket, state, connection::Peer { node, token: hash, is_direct: direct }).await;
         drop((seat, client));
     }))
 }

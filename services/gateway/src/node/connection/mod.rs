@@ -43,7 +43,6 @@ use relay_engine::{
     access::authentication::NodeCaller,
     mailboxes::serving::{CursorMove, LiveCopy},
 };
-use relay_runtime::server::ReadGate;
 use relay_tasks::{isolate, spawn_isolated};
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -74,8 +73,6 @@ pub(super) struct Peer {
     pub(super) token: TokenHash,
     /// The node is one agent's own connection.
     pub(super) is_direct: bool,
-    /// Bound of what is read from the socket.
-    pub(super) reads: ReadGate,
 }
 
 /// Shell of a connection: its socket, jobs, live tails and place in the registry.
@@ -116,9 +113,9 @@ impl Drop for Route {
 
 /// Serves a node's socket until it ends.
 pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
-    let Peer { node, token, is_direct, reads } = peer;
+    let Peer { node, token, is_direct } = peer;
     let (sink, inbound) = socket.split();
-    let mut inbound = Inbound::new(inbound, reads, app.connections.bodies.clone(), node.scope.workspace_id());
+    let mut inbound = Inbound::new(inbound, app.connections.bodies.clone(), node.scope.workspace_id());
     let (outbound, writer) = Outbound::new(sink);
     let writer = spawn_isolated("connection", writer);
     let (handle, mut events) = app.registry.add_peer(node.scope, &node.node_id, token);
@@ -340,7 +337,7 @@ impl Connection {
     }
 
     /// Shuts the connection down: finishes requests, sends the close frame, removes the routes, releases the provider.
-    async fn shut_down(mut self, inbound: Inbound, writer: tokio::task::JoinHandle<()>) {
+    async fn shut_down(mut self, mut inbound: Inbound, writer: tokio::task::JoinHandle<()>) {
         self.closed.cancel();
         // Requests received before the end still count, above all a deregistration.
         let finish = async {
