@@ -21,7 +21,7 @@ const CAPACITY: usize = 1024;
 const AGENTS_PER_TASK: usize = 100;
 /// Messages on their way at most, so that no buffer overflows.
 const IN_FLIGHT: u64 = 20_000;
-const BATCH: usize = 500;
+const BATCH: u64 = 500;
 
 /// Measures messages per second and memory of `subjects` subscriptions for each number of connections.
 pub(super) async fn run(common: &Common, subjects: usize, connections: &[usize], report: &mut Report) -> Result<()> {
@@ -89,12 +89,14 @@ fn name(subject: usize) -> String {
 async fn publish(client: &Client, subjects: usize, common: &Common, received: &AtomicU64) -> Result<u64> {
     let body = vec![b'x'; common.bytes as usize];
     let until = Instant::now() + common.window();
-    let mut sent = 0;
+    let mut sent: u64 = 0;
+    let mut subject = 0;
     while Instant::now() < until {
-        for number in 0..BATCH {
-            client.publish(name((sent as usize + number) % subjects), body.clone().into()).await?;
+        for _ in 0..BATCH {
+            client.publish(name(subject), body.clone().into()).await?;
+            subject = (subject + 1) % subjects;
         }
-        sent += BATCH as u64;
+        sent += BATCH;
         client.flush().await?;
         while sent.saturating_sub(received.load(Ordering::Relaxed)) > IN_FLIGHT && Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -46,10 +46,8 @@ impl Collector {
 /// Text of an attribute of a span.
 fn text(span: &Span, key: &str) -> Option<String> {
     let attribute = span.attributes.iter().find(|attribute| attribute.key == key)?;
-    match attribute.value.clone()?.value? {
-        any_value::Value::StringValue(text) => Some(text),
-        _ => None,
-    }
+    let any_value::Value::StringValue(text) = attribute.value.clone()?.value? else { return None };
+    Some(text)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
