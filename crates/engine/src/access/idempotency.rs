@@ -28,13 +28,23 @@ impl ClientKey {
     /// # Errors
     /// When the key is not 1 to 255 visible ASCII characters.
     pub fn read(header: &str, body: &[u8]) -> EngineResult<Self> {
+        Self::read_without(header, body, &[])
+    }
+
+    /// Parses the key of a request that carries these fields in its body, and elsewhere on its own route: they do not
+    /// belong to the body.
+    ///
+    /// # Errors
+    /// As [`ClientKey::read`].
+    pub fn read_without(header: &str, body: &[u8], fields_elsewhere: &[&str]) -> EngineResult<Self> {
         let text =
             names::parse_idempotency_key(header).ok_or(EngineError::Invalid(InvalidInput::IdempotencyKey))?.to_owned();
         let canonical = serde_json::from_slice::<Value>(body).map(|mut value| {
-            if let Value::Object(fields) = &mut value
-                && fields.get("data").is_some_and(Value::is_null)
-            {
-                fields.remove("data");
+            if let Value::Object(fields) = &mut value {
+                fields.retain(|name, _| !fields_elsewhere.contains(&name.as_str()));
+                if fields.get("data").is_some_and(Value::is_null) {
+                    fields.remove("data");
+                }
             }
             value.sort_all_objects();
             value.to_string()

@@ -1,6 +1,7 @@
 //! Addresses: the name of an agent and its location, as `name@machine`.
 
 use relay_domain::{
+    WorkspaceScope,
     agents::DIRECT_MACHINE,
     names::{MAX_AGENT_NAME_BYTES, MAX_NODE_NAME_BYTES, check_name},
 };
@@ -10,11 +11,19 @@ use crate::{
     EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
     error::{InvalidInput, Missing},
-    messages::posting::{Draft, PostedMessage, Target},
+    messages::posting::{Draft, PostedMessage, Sender, Target},
 };
 
 /// Bound of the signs `@` in an address.
 const MAX_SIGNS: usize = 8;
+
+/// Recipient of a message to an address.
+pub(super) enum AddressedPost {
+    /// Agent of this name.
+    To(String),
+    /// The message was sent by an earlier request.
+    Sent(Box<PostedMessage>),
+}
 
 impl Messages {
     /// Sends a direct message to the agent of an address: `name@direct` for one on its own node, else the name of its
@@ -31,27 +40,40 @@ impl Messages {
         draft: Draft,
         key: Option<ClientKey>,
     ) -> EngineResult<PostedMessage> {
+        match self.resolve_address(&caller.into(), address, key.as_ref()).await? {
+            AddressedPost::To(name) => self.post(caller, Target::Agent(name), draft, key).await,
+            AddressedPost::Sent(sent) => Ok(*sent),
+        }
+    }
+
+    /// Returns the agent of an address, or the message that was sent to it under this key.
+    pub(super) async fn resolve_address(
+        &self,
+        sender: &Sender,
+        address: &str,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<AddressedPost> {
         let readings = read_address(address);
         if readings.is_empty() {
             return Err(EngineError::Invalid(InvalidInput::Address));
         }
-        let error = match self.resolve_readings(caller, &readings).await {
-            Ok(name) => return self.post(caller, Target::Agent(name), draft, key).await,
+        let error = match self.resolve_readings(sender.scope, &readings).await {
+            Ok(name) => return Ok(AddressedPost::To(name)),
             Err(error) => error,
         };
         // A message sent under this key stays sent, even if its recipient has moved since.
         for (name, _) in readings {
             let target = Target::Agent(name.to_owned());
-            if let Some(sent) = self.find_repeated_post(&caller.into(), &target, key.as_ref()).await? {
-                return Ok(sent);
+            if let Some(sent) = self.find_repeated_post(sender, &target, key).await? {
+                return Ok(AddressedPost::Sent(Box::new(sent)));
             }
         }
         Err(error)
     }
 
     /// Returns the name of the only agent that is where a reading of its address says.
-    async fn resolve_readings(&self, caller: &AgentCaller, readings: &[(&str, &str)]) -> EngineResult<String> {
-        let found = self.core.store.addressed_agents(caller.scope, readings).await?;
+    async fn resolve_readings(&self, scope: WorkspaceScope, readings: &[(&str, &str)]) -> EngineResult<String> {
+        let found = self.core.store.addressed_agents(scope, readings).await?;
         let (mut resolved, mut is_ambiguous) = (None, false);
         for agent in found {
             if agent.machine == DIRECT_MACHINE && agent.is_direct || agent.matches && !agent.is_ambiguous {

@@ -6,10 +6,19 @@
 //!
 //! A process has two such lanes, each with one transaction at a time: requests with many recipients have one of their
 //! own, since their transaction takes a second and requests of other workspaces must not wait for it.
+//!
+//! The requests of a [`Sequence`] are committed in their order. After one that was not committed for a reason that may
+//! pass, the later ones are answered [`CommitReply::Stale`], and their caller submits all of them again.
+
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -56,6 +65,27 @@ pub(crate) struct PendingSend {
     pub(crate) names: Vec<Arc<str>>,
     pub(crate) traceparent: Option<String>,
     pub(crate) reply: oneshot::Sender<Result<CommitReply, EngineError>>,
+    /// Requests that are committed in their order.
+    pub(crate) sequence: Option<Arc<Sequence>>,
+}
+
+/// Requests of one caller in one lane that keep their order.
+#[derive(Debug, Default)]
+pub(crate) struct Sequence {
+    /// A request has to be submitted again, or its outcome is not known yet. No later one may be committed.
+    is_broken: AtomicBool,
+}
+
+impl PendingSend {
+    fn break_sequence(&self) {
+        if let Some(sequence) = &self.sequence {
+            sequence.is_broken.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn follows_a_break(&self) -> bool {
+        self.sequence.as_ref().is_some_and(|sequence| sequence.is_broken.load(Ordering::Relaxed))
+    }
 }
 
 /// Batches of one lane.
@@ -97,7 +127,7 @@ impl CommitQueue {
 
     /// Queues a send; fails at once when the queue is full, or the workspace has its share of it.
     pub(crate) fn push(&self, pending: PendingSend) -> Result<(), EngineError> {
-        let lane = if recipient_count(&pending) < BATCH_RECIPIENTS { &self.usual } else { &self.wide };
+        let lane = if is_wide(&pending.send) { &self.wide } else { &self.usual };
         lane.try_send(pending).map_err(|QueueFull| EngineError::Overloaded)
     }
 }
@@ -118,6 +148,11 @@ fn lane(name: &'static str) -> QueueConfig<PendingSend, WorkspaceId> {
     }
 }
 
+/// Returns whether a send takes the lane of requests that fill a batch alone.
+pub(crate) fn is_wide(send: &NewSend) -> bool {
+    send.recipients.len() as u64 >= BATCH_RECIPIENTS
+}
+
 fn recipient_count(pending: &PendingSend) -> u64 {
     pending.send.recipients.len().max(1) as u64
 }
@@ -132,8 +167,20 @@ pub(crate) fn held_bytes(message: &Message) -> usize {
 pub(crate) async fn run(engine: Weak<Inner>, mut lane: CommitLane) {
     while let Some(pending) = lane.next().await {
         let Some(inner) = engine.upgrade() else { return };
-        commit_sends(&Engine { inner }, fold_equal_keys(pending)).await;
+        let pending = fold_equal_keys(refuse_after_break(pending));
+        if !pending.is_empty() {
+            commit_sends(&Engine { inner }, pending).await;
+        }
     }
+}
+
+/// Returns the requests that may be committed; replies to those that follow one of their sequence that was not.
+fn refuse_after_break(pending: Vec<PendingSend>) -> Vec<PendingSend> {
+    let (refused, kept): (Vec<_>, Vec<_>) = pending.into_iter().partition(PendingSend::follows_a_break);
+    for one in refused {
+        let _ = one.reply.send(Ok(CommitReply::Stale));
+    }
+    kept
 }
 
 /// Request of a batch, and later ones with its idempotency key. One statement inserts all keys and cannot insert a key
@@ -183,11 +230,15 @@ async fn commit_sends(engine: &Engine, mut pending: Vec<FoldedSend>) {
         // Storage refuses at least one of them: one at a time shows which.
         Err(BatchError::NotCommitted(StoreError::Refused { .. })) if pending.len() > 1 => {
             for one in pending {
-                commit_again(engine, vec![one]).await;
+                let kept = fold_equal_keys(refuse_after_break(one.into_requests().collect()));
+                if !kept.is_empty() {
+                    commit_again(engine, kept).await;
+                }
             }
         }
         // One workspace waits for a lock. The others go on without it, and the lane without any of them.
         Err(BatchError::NotCommitted(StoreError::Aborted { .. })) => {
+            break_sequences(&pending);
             for of_workspace in split_by_workspace(pending) {
                 let engine = engine.clone();
                 spawn_isolated("commit", async move { commit_again(&engine, of_workspace).await });
@@ -209,10 +260,19 @@ fn finish_outcome(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outco
         Ok(outcomes) => finish_batch(engine, batch, pending, outcomes),
         Err(BatchError::Unknown(error)) => {
             tracing::warn!(error = &error as &dyn std::error::Error, batch.id = %batch.id, "commit outcome unknown, submitting the batch again");
+            break_sequences(&pending);
             // Apart from the lane, which must go on committing when Postgres is back.
             spawn_isolated("commit", resolve_commit_outcome(engine.clone(), batch, pending));
         }
         Err(BatchError::NotCommitted(error)) => refuse_sends(pending, &error),
+    }
+}
+
+/// Keeps later requests of the same sequences from being committed before these.
+fn break_sequences(pending: &[FoldedSend]) {
+    for one in pending {
+        one.first.break_sequence();
+        one.repeats.iter().for_each(PendingSend::break_sequence);
     }
 }
 
@@ -312,6 +372,9 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
     }
     let mut committed = Committed { batch: batch.id, sends: Vec::with_capacity(pending.len()) };
     for ((folded, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
+        if matches!(outcome, SendOutcome::Stale) {
+            break_sequences(std::slice::from_ref(&folded));
+        }
         let FoldedSend { first, repeats } = folded;
         reply_to_repeats(repeats, &send, &outcome);
         let reply = match outcome {
@@ -362,74 +425,5 @@ fn announce(engine: &Engine, committed: &Committed, events: Vec<RecordedEvents>)
     for recorded in events {
         let messages = if recorded.watched { committed.messages(recorded.scope) } else { HashMap::new() };
         engine.core().announce(Announcement::with_messages(recorded, messages));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use relay_domain::WorkspaceScope;
-    use relay_store::IdempotencyKey;
-
-    use super::*;
-    use crate::messages::fixture::{message, send};
-
-    fn keyed(id: i64, key: u8, fingerprint: u8) -> PendingSend {
-        let key = IdempotencyKey { hash: [key; 32], fingerprint: [fingerprint; 32] };
-        pending(NewSend { key: Some(key), ..send(message(id, "text"), &[]) }).0
-    }
-
-    fn pending(send: NewSend) -> (PendingSend, oneshot::Receiver<Result<CommitReply, EngineError>>) {
-        let (reply, answer) = oneshot::channel();
-        (PendingSend { send, names: Vec::new(), traceparent: None, reply }, answer)
-    }
-
-    fn id(pending: &PendingSend) -> i64 {
-        pending.send.message.id.get()
-    }
-
-    #[test]
-    fn a_batch_has_each_key_once() {
-        let unkeyed = |id| pending(send(message(id, "text"), &[])).0;
-        let all = vec![keyed(1, 1, 0), unkeyed(2), keyed(3, 1, 0), unkeyed(4), keyed(5, 2, 0), keyed(6, 1, 9)];
-        let folded = fold_equal_keys(all);
-        let ids: Vec<_> =
-            folded.iter().map(|one| (id(&one.first), one.repeats.iter().map(id).collect::<Vec<_>>())).collect();
-        assert_eq!(ids, [(1, vec![3, 6]), (2, vec![]), (4, vec![]), (5, vec![])]);
-    }
-
-    #[test]
-    fn a_repeat_gets_the_outcome_of_the_first_unless_its_request_differs() {
-        let first = keyed(1, 1, 0).send;
-        let reply_to = |fingerprint, outcome: SendOutcome| {
-            let key = IdempotencyKey { hash: [1; 32], fingerprint: [fingerprint; 32] };
-            let (repeat, mut answer) = pending(NewSend { key: Some(key), ..send(message(2, "text"), &[]) });
-            reply_to_repeats(vec![repeat], &first, &outcome);
-            answer.try_recv().unwrap().unwrap()
-        };
-        let same = reply_to(0, SendOutcome::Committed(Vec::new()));
-        assert!(matches!(same, CommitReply::Repeated { message } if message.id.get() == 1));
-        assert!(matches!(reply_to(1, SendOutcome::Committed(Vec::new())), CommitReply::KeyReused));
-        assert!(matches!(reply_to(0, SendOutcome::KeyReused), CommitReply::KeyReused));
-        assert!(matches!(reply_to(1, SendOutcome::KeyReused), CommitReply::Stale), "it may be the one in storage");
-        assert!(matches!(reply_to(0, SendOutcome::Stale), CommitReply::Stale));
-    }
-
-    #[test]
-    fn a_batch_is_split_by_workspace_in_order() {
-        let in_workspace = |id, workspace| {
-            let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(workspace));
-            pending(NewSend { scope, ..send(message(id, "text"), &[]) }).0
-        };
-        let all = vec![in_workspace(1, 8), in_workspace(2, 7), in_workspace(3, 8)];
-        let split: Vec<Vec<i64>> = split_by_workspace(fold_equal_keys(all))
-            .map(|part| part.iter().map(|one| id(&one.first)).collect())
-            .collect();
-        assert_eq!(split, [vec![2], vec![1, 3]]);
-    }
-
-    #[test]
-    fn a_send_without_recipients_counts_too() {
-        let weight = |recipients| recipient_count(&pending(send(message(1, "text"), recipients)).0);
-        assert_eq!((weight(&[]), weight(&[2, 3, 4])), (1, 3));
     }
 }

@@ -52,5 +52,6 @@ pub(crate) fn send(message: Message, recipients: &[i64]) -> NewSend {
         ttl_ms: None,
         traceparent: None,
         events: Vec::new(),
+        sequence: None,
     }
 }

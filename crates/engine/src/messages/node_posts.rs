@@ -32,19 +32,21 @@ impl Messages {
         mut draft: Draft,
         key: Option<ClientKey>,
     ) -> EngineResult<PostedMessage> {
+        let (sender, node) = self.node_author(caller, from).await?;
+        if node == PostingNode::Broker {
+            name_posting_node(&mut draft, &caller.node_id);
+        }
+        let target = Target::Channel(strip_hash(channel).to_owned());
+        self.post_as(&sender, PostRequest { target, draft, key, events: Vec::new() }).await
+    }
+
+    /// Returns the agent that a node posts for, and the relation between them.
+    pub(super) async fn node_author(&self, caller: &NodeCaller, from: &str) -> EngineResult<(Sender, PostingNode)> {
         let scope = caller.scope;
         let missing = || EngineError::NotFound(Missing::Agent(from.to_owned()));
         let author = self.core.store.agent_with_rights_by_name(scope, from).await?.ok_or_else(missing)?;
         let node = self.posting_node(caller, &author).await?;
         self.core.authorize((scope, &author), Operation::PostThroughNode { node }).await?;
-        if node == PostingNode::Broker {
-            let data = draft.data.get_or_insert_with(JsonText::empty_object);
-            if data.is_object() {
-                let mut entries = data.entries();
-                entries.insert(POSTED_BY_NODE.to_owned(), JsonText::encode(caller.node_id.as_str()));
-                *data = JsonText::encode(&entries);
-            }
-        }
         let sender = Sender {
             scope,
             agent_id: author.agent_id,
@@ -54,8 +56,7 @@ impl Messages {
             token_generation: None,
             is_hidden: false,
         };
-        let target = Target::Channel(strip_hash(channel).to_owned());
-        self.post_as(&sender, PostRequest { target, draft, key, events: Vec::new() }).await
+        Ok((sender, node))
     }
 
     /// Returns the relation of a node to the agent that it posts for.
@@ -70,5 +71,15 @@ impl Messages {
         // A direct node that was enrolled over REST.
         let is_here = self.core.store.agent_on_node(scope, node, &author.name).await?.is_some();
         Ok(if is_here { PostingNode::Own } else { PostingNode::OfAnother })
+    }
+}
+
+/// Records in the metadata which broker node has posted.
+pub(super) fn name_posting_node(draft: &mut Draft, node: &NodeId) {
+    let data = draft.data.get_or_insert_with(JsonText::empty_object);
+    if data.is_object() {
+        let mut entries = data.entries();
+        entries.insert(POSTED_BY_NODE.to_owned(), JsonText::encode(node.as_str()));
+        *data = JsonText::encode(&entries);
     }
 }

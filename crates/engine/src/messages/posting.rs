@@ -4,6 +4,8 @@
 //! send whose audience has changed is resolved again, so that a join answered anywhere counts for the next post
 //! anywhere.
 
+pub mod batch;
+mod checks;
 mod replay;
 #[cfg(test)]
 mod tests;
@@ -16,13 +18,9 @@ use relay_domain::{
     agents::{AgentKind, address},
     channels::{ChannelKind, direct_names},
     events::kind,
-    files::MAX_ATTACHMENTS,
-    mailboxes::{
-        dead_letter::TTL_BOUNDS,
-        delivery::{Mode, Reason},
-    },
+    mailboxes::delivery::{Mode, Reason},
     messages::{Message, extract_mentions, with_from_address},
-    names::{MAX_AGENT_NAME_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name, strip_hash},
+    names::{MAX_AGENT_NAME_BYTES, check_name, strip_hash},
 };
 use relay_store::{
     IdempotencyKey,
@@ -30,28 +28,26 @@ use relay_store::{
     events::Event,
     messages::commit::{NewRecipient, NewSend},
 };
-use relay_wire::{
-    events::data::DeliveryRefused, field::ToValue as _, messages::payload, nodes::deliver_frame::FRAME_LIMIT,
-};
+use relay_wire::{events::data::DeliveryRefused, field::ToValue as _};
 use serde_json::Value;
 use tokio::{sync::oneshot, time::Instant};
 
+pub(crate) use self::checks::{check_draft, check_frame};
 use super::Messages;
 use crate::{
     EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey, rights::RightsCaller},
     channels::audiences::AudienceSource,
-    error::{BadCredential, Conflict, Denial, InvalidInput, Missing, TooLarge},
+    error::{BadCredential, Conflict, Denial, InvalidInput, Missing},
     hints::AgentNotices,
-    messages::committer::{CommitReply, PendingSend},
+    messages::committer::{CommitReply, PendingSend, Sequence},
 };
+
+/// Reply of the committer that has not come yet.
+type QueuedReply = oneshot::Receiver<EngineResult<CommitReply>>;
 
 /// Bound of the resolutions of one send. Each further one means that the channel changed within milliseconds.
 const MAX_RESOLUTIONS: usize = 8;
-
-/// Above this size of text and extras the exact frame is encoded to check its limit. Below it, even the worst JSON
-/// escaping of both copies in a conversation's frame fits.
-const ALWAYS_FITS_BYTES: usize = 60 * 1024;
 
 /// Content of a post.
 #[derive(Debug, Clone, Default)]
@@ -137,11 +133,11 @@ pub enum Target {
 
 impl Target {
     /// Returns the target in the form that is looked up.
-    fn normalize(self, author: &AgentCaller) -> EngineResult<Self> {
+    fn normalize(self, author: &str) -> EngineResult<Self> {
         Ok(match self {
             Self::Channel(name) => Self::Channel(strip_hash(&name).to_owned()),
             Self::Agent(to) => {
-                let to = if to == "@self" { &author.name } else { to.strip_prefix('@').unwrap_or(&to) };
+                let to = if to == "@self" { author } else { to.strip_prefix('@').unwrap_or(&to) };
                 check_name("to", to, MAX_AGENT_NAME_BYTES)?;
                 Self::Agent(to.to_owned())
             }
@@ -174,7 +170,7 @@ impl Messages {
         draft: Draft,
         key: Option<ClientKey>,
     ) -> EngineResult<PostedMessage> {
-        let target = target.normalize(author)?;
+        let target = target.normalize(&author.name)?;
         self.post_as(&author.into(), PostRequest { target, draft, key, events: Vec::new() }).await
     }
 
@@ -183,53 +179,89 @@ impl Messages {
         check_draft(&request.draft)?;
         self.core.authorize(sender, Operation::Send).await?;
         match self.commit_resolved(sender, &request).await {
-            // The token was rotated meanwhile: it may no longer read earlier posts.
-            Err(error @ EngineError::Unauthenticated(BadCredential::UnknownToken { .. })) => Err(error),
-            Err(error) if error.is_transient() => Err(error),
-            Err(error) => self.find_repeated_post(sender, &request.target, request.key.as_ref()).await?.ok_or(error),
+            Err(error) => self.find_post_after(error, sender, &request).await,
             posted => posted,
+        }
+    }
+
+    /// Returns the post that was committed under the key of a request that failed for good, or the error.
+    async fn find_post_after(
+        &self,
+        error: EngineError,
+        sender: &Sender,
+        request: &PostRequest,
+    ) -> EngineResult<PostedMessage> {
+        match error {
+            // The token was rotated meanwhile: it may no longer read earlier posts.
+            EngineError::Unauthenticated(BadCredential::UnknownToken { .. }) => Err(error),
+            error if error.is_transient() => Err(error),
+            error => self.find_repeated_post(sender, &request.target, request.key.as_ref()).await?.ok_or(error),
         }
     }
 
     /// Resolves the target and commits the send, again while the audience changes in between.
     async fn commit_resolved(&self, sender: &Sender, request: &PostRequest) -> EngineResult<PostedMessage> {
         let attachments = self.files.attachments(sender.scope, &request.draft.attachments).await?;
-        // A snapshot that the commit has just rejected is not read from the cache again.
-        for source in
-            iter::once(AudienceSource::Cache).chain(iter::repeat_n(AudienceSource::Storage, MAX_RESOLUTIONS - 1))
-        {
+        for source in resolutions() {
             let (audience, thread) = self.resolve_target(sender, &request.target, source).await?;
             let (send, names) = self.build_send(sender, &audience, thread, request, &attachments)?;
-            match self.commit_send(send, names).await? {
-                CommitReply::Committed { send, full } => {
-                    self.notify_mailbox_full(sender, &send, &audience, &full);
-                    let to = direct_recipient(&audience, sender);
-                    return Ok(PostedMessage { message: send.message, replayed: false, to });
-                }
-                CommitReply::Repeated { message } => {
-                    let to = direct_recipient(&audience, sender);
-                    return Ok(PostedMessage { message: *message, replayed: true, to });
-                }
-                CommitReply::Replayed { response } => return self.replay_post(sender, response).await,
-                CommitReply::KeyReused => return Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
-                // A deleted recipient changes the audience too, so a second resolution leaves it out.
-                CommitReply::Stale => self.audiences.forget(sender.scope, audience.channel_id),
+            let reply = self.commit_send(send, names).await?;
+            if let Some(posted) = self.read_reply(sender, &audience, reply).await? {
+                return Ok(posted);
             }
         }
         Err(EngineError::Overloaded)
     }
 
+    /// Returns the message of a reply; `None` if the send has to be resolved and submitted again.
+    async fn read_reply(
+        &self,
+        sender: &Sender,
+        audience: &Audience,
+        reply: CommitReply,
+    ) -> EngineResult<Option<PostedMessage>> {
+        let posted = match reply {
+            CommitReply::Committed { send, full } => {
+                self.notify_mailbox_full(sender, &send, audience, &full);
+                let to = direct_recipient(audience, sender);
+                PostedMessage { message: send.message, replayed: false, to }
+            }
+            CommitReply::Repeated { message } => {
+                let to = direct_recipient(audience, sender);
+                PostedMessage { message: *message, replayed: true, to }
+            }
+            CommitReply::Replayed { response } => self.replay_post(sender, response).await?,
+            CommitReply::KeyReused => return Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
+            CommitReply::Stale => {
+                // A deleted recipient changes the audience too, so a second resolution leaves it out.
+                self.audiences.forget(sender.scope, audience.channel_id);
+                return Ok(None);
+            }
+        };
+        Ok(Some(posted))
+    }
+
     /// Queues a send for the committer and waits for its reply.
     async fn commit_send(&self, send: NewSend, names: Vec<Arc<str>>) -> EngineResult<CommitReply> {
-        let (reply, answer) = oneshot::channel();
-        let traceparent = relay_trace::current_traceparent();
-        let pending = PendingSend { send, names, traceparent, reply };
-        self.committer.push(pending)?;
+        let answer = self.queue_send(send, names, None)?;
         let asked_at = Instant::now();
         let answer = answer.await;
         // For the request's log line: another task commits several requests at once.
         tracing::debug!(target: "relay::commit", elapsed_secs = asked_at.elapsed().as_secs_f64(), "waited for a commit");
         answer.map_err(|_| EngineError::OutcomeUnknown)?
+    }
+
+    /// Queues a send for the committer, which will reply to it.
+    fn queue_send(
+        &self,
+        send: NewSend,
+        names: Vec<Arc<str>>,
+        sequence: Option<Arc<Sequence>>,
+    ) -> EngineResult<QueuedReply> {
+        let (reply, answer) = oneshot::channel();
+        let traceparent = relay_trace::current_traceparent();
+        self.committer.push(PendingSend { send, names, traceparent, reply, sequence })?;
+        Ok(answer)
     }
 
     /// Returns the audience of a target and the root of its thread.
@@ -355,6 +387,7 @@ impl Messages {
             ttl_ms: draft.ttl_ms,
             traceparent: None,
             events: request.events.clone(),
+            sequence: None,
         };
         Ok((send, names))
     }
@@ -383,6 +416,12 @@ impl Messages {
         let (scope, agent) = (sender.scope, sender.agent_id);
         self.core.notify_senders(vec![AgentNotices { scope, agent, event: kind::DELIVERY_FAILED, each }]);
     }
+}
+
+/// Returns the sources of a send's audience, one for each resolution. A snapshot that the commit has just rejected is not
+/// read from the cache again.
+fn resolutions() -> impl Iterator<Item = AudienceSource> {
+    iter::once(AudienceSource::Cache).chain(iter::repeat_n(AudienceSource::Storage, MAX_RESOLUTIONS - 1))
 }
 
 /// Returns the metadata to store: the client's, and in conversations the address of the author.
@@ -430,44 +469,4 @@ fn recipients(
             Some((NewRecipient { agent_id: member.agent_id, mode, reason }, Arc::from(member.name.as_str())))
         })
         .unzip()
-}
-
-pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
-    if draft.text.is_empty() {
-        return Err(EngineError::invalid_request("text must not be empty"));
-    }
-    check_length("text", &draft.text, MAX_TEXT_BYTES)?;
-    if draft.attachments.len() > MAX_ATTACHMENTS {
-        return Err(EngineError::Invalid(InvalidInput::Attachments));
-    }
-    if draft.blocks.as_ref().is_some_and(|blocks| !blocks.is_array()) {
-        return Err(EngineError::invalid_request("blocks must be an array"));
-    }
-    if draft.data.as_ref().is_some_and(|data| !data.is_object()) {
-        return Err(EngineError::invalid_request("data must be an object"));
-    }
-    let (least, most) = TTL_BOUNDS;
-    let is_within =
-        |ttl: i64| u128::try_from(ttl).is_ok_and(|ttl| (least.as_millis()..=most.as_millis()).contains(&ttl));
-    if draft.ttl_ms.is_some_and(|ttl| !is_within(ttl)) {
-        let bounds = format!("ttl_ms must be {} to {}", least.as_millis(), most.as_millis());
-        return Err(EngineError::invalid_request(bounds));
-    }
-    check_length("content_type", draft.content_type.as_deref().unwrap_or_default(), 128)?;
-    check_json_length("data", draft.data.as_ref().map_or(0, JsonText::byte_len))?;
-    Ok(())
-}
-
-/// Checks that the message fits into a frame: no message may be accepted that cannot be delivered.
-pub(crate) fn check_frame(message: &Message) -> EngineResult<()> {
-    let extras = message.blocks.as_ref().map_or(0, JsonText::byte_len)
-        + message.metadata.byte_len()
-        + message.attachments.to_string().len();
-    if message.text.len() + extras <= ALWAYS_FITS_BYTES {
-        return Ok(());
-    }
-    // Names of at most 128 bytes, escaped, and the frame's own keys.
-    const FRAME_OVERHEAD: usize = 2048;
-    let encoded = payload::payload(message, "").get().len() + FRAME_OVERHEAD;
-    if encoded > FRAME_LIMIT { Err(EngineError::TooLarge(TooLarge::Message)) } else { Ok(()) }
 }

@@ -72,6 +72,8 @@ pub struct NewSend {
     /// Further events to record with the message's own. A `message.id` of null in one of them is replaced by
     /// the id of the message.
     pub events: Vec<Event>,
+    /// Sends with the same number keep their order: one is written only if the earlier ones of its batch are current.
+    pub sequence: Option<i64>,
 }
 
 /// A batch of sends. Its content is fixed before its transaction, so that it can be submitted again.
@@ -206,7 +208,7 @@ async fn read_outcome(connection: &mut PgConnection, batch: &Batch) -> Result<Ba
 async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchOutcome>> {
     let Some(facts) = open_batch(tx, batch).await? else { return Ok(None) };
     let mut outcomes: Vec<Option<SendOutcome>> =
-        batch.sends.iter().map(|send| (!facts.is_current(send)).then_some(SendOutcome::Stale)).collect();
+        facts.find_current(&batch.sends).into_iter().map(|holds| (!holds).then_some(SendOutcome::Stale)).collect();
     claim_keys(tx, &batch.sends, &mut outcomes).await?;
     let open: Vec<usize> = (0..outcomes.len()).filter(|i| outcomes[*i].is_none()).collect();
     let written = commit_write::write_rows(tx, &batch.sends, &open, &facts).await?;
@@ -396,6 +398,7 @@ pub(crate) mod tests {
             ttl_ms: None,
             traceparent: None,
             events: Vec::new(),
+            sequence: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The first statement of a batch: it writes the outbox row and reads the [`BatchFacts`] that decide which sends are
 //! still current. Called by the batch commit.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use relay_domain::{AgentId, ChannelId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
 use sqlx::{FromRow, PgConnection, Row, postgres::PgRow, types::Json};
@@ -45,6 +45,20 @@ impl BatchFacts {
                     send.token_generation.is_none_or(|generation| generation == sender.generation)
                 }))
             && send.recipients.iter().all(|recipient| agent(recipient.agent_id).is_some())
+    }
+
+    /// Returns for each send of a batch whether it may be written: its facts hold, and those of all sends before it in
+    /// its sequence. Otherwise a send that is resolved again would follow those that it precedes.
+    pub(crate) fn find_current(&self, sends: &[NewSend]) -> Vec<bool> {
+        let mut broken = HashSet::new();
+        let is_open = |send: &NewSend| {
+            let holds = self.is_current(send) && !send.sequence.is_some_and(|sequence| broken.contains(&sequence));
+            if !holds {
+                broken.extend(send.sequence);
+            }
+            holds
+        };
+        sends.iter().map(is_open).collect()
     }
 
     pub(crate) fn agent(&self, scope: WorkspaceScope, agent: AgentId) -> Option<&AgentFacts> {
@@ -229,6 +243,26 @@ mod tests {
             apply(&mut facts, workspace);
             assert!(!facts.is_current(&sent), "{change}");
         }
+    }
+
+    #[test]
+    fn an_outdated_send_holds_back_those_after_it_in_its_sequence() {
+        let current = send();
+        let of = |sequence, members_version| NewSend { sequence, members_version, ..current.clone() };
+        let outdated = current.members_version + 1;
+        let version = current.members_version;
+        let sends = [
+            of(Some(1), version),
+            of(Some(2), outdated),
+            of(Some(1), outdated),
+            of(None, outdated),
+            of(None, version),
+            of(Some(1), version),
+            of(Some(2), version),
+            of(Some(3), version),
+        ];
+        let facts = facts(&current);
+        assert_eq!(facts.find_current(&sends), [true, false, false, false, true, false, false, true]);
     }
 
     #[test]
