@@ -170,6 +170,7 @@ pub const ROUTES: &[(&str, &str, Class, &str)] = &[
     ("POST", "/v1/deliveries/{delivery}/ack", Class::Agent, ""),
     ("POST", "/v1/deliveries/{delivery}/fail", Class::Agent, ""),
     ("POST", "/v1/deliveries/{delivery}/defer", Class::Agent, r#"{"available_at":"2030-01-01T00:00:00Z"}"#),
+    ("POST", "/v1/messages/batch", Class::Sender, r#"{"messages":[{"channel":"no-such-room","text":"touched"}]}"#),
     ("GET", "/v1/messages/{message}", Class::ReadOrAgent, ""),
     ("GET", "/v1/messages/{message}/replies", Class::ReadOrAgent, ""),
     ("POST", "/v1/messages/{message}/replies", Class::Acting, r#"{"text":"touched"}"#),

@@ -35,6 +35,7 @@ const FRAMES: &[&str] = &[
     r#"{"v":1,"id":"i1","type":"inventory.sync","agents":[{"agent_id":"1","name":"a","invocation_id":"inv_1","session_ref":"s"},{"agent_id":"2","name":"b"}]}"#,
     r#"{"v":1,"type":"delivery.ack","agent":"writer","up_to_seq":18446744073709551615}"#,
     r#"{"v":1,"id":"ß\u00e9\ud83d\ude00","type":"delivery.ack","agent":"日本","up_to_seq":0}"#,
+    r#"{"v":1,"id":"m1","type":"message.send","messages":[{"from":"a","to":"b","text":"t"},{"channel":"c","text":"\u0000"},7]}"#,
     r#"{"type":"subscribe","channels":["general"]}"#,
     r#"{"type":"pong"}"#,
 ];

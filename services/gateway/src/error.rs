@@ -14,7 +14,10 @@ use relay_engine::{
     EngineError,
     error::{BadCredential, Conflict, Denial, Dependency, InvalidInput, Limit, Missing, TooLarge},
 };
-use relay_wire::envelope::Failure;
+use relay_wire::{
+    envelope::Failure,
+    messages::batch::{PostError, PostOutcome},
+};
 
 use crate::connections::Limit as Limited;
 
@@ -52,6 +55,17 @@ impl ApiError {
     /// Returns code and text, for an `error` frame.
     pub fn code_and_message(&self) -> (&str, &str) {
         (self.code, &self.message)
+    }
+
+    /// Returns the outcome of a post in a batch. Without a status it is unknown whether the message was accepted.
+    pub fn into_outcome(self) -> PostOutcome {
+        let (status, code, message) = if self.drops_connection {
+            (None, "outcome_unknown", "It is not known whether the message was accepted".into())
+        } else {
+            (Some(self.status.as_u16()), self.code, self.message)
+        };
+        let error = PostError { code: code.to_owned(), message: message.into_owned(), retry_after: self.retry_after };
+        PostOutcome { status, message: None, error: Some(error) }
     }
 
     /// Returns whether the server failed, as opposed to a refusal of the request.

@@ -8,11 +8,12 @@ use axum::{
         FromRequest, FromRequestParts, Request,
         rejection::{PathRejection, QueryRejection},
     },
-    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
+    http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE},
 };
 use futures::StreamExt as _;
 use relay_domain::names;
 use relay_engine::access::idempotency::ClientKey;
+use relay_wire::messages::batch::BatchBody;
 use serde::de::DeserializeOwned;
 
 use crate::{connections::HeldPlaces, error::ApiError};
@@ -71,10 +72,34 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for KeyedBody<T> {
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         let (headers, bytes) = read_body(request).await?;
         let body = parse(&headers, &bytes)?;
-        let header = headers.get("idempotency-key").or_else(|| headers.get("x-idempotency-key"));
-        let key = header.map(|value| ClientKey::read(value.to_str().unwrap_or_default(), &bytes)).transpose()?;
+        let key =
+            find_key(&headers).map(|value| ClientKey::read(value.to_str().unwrap_or_default(), &bytes)).transpose()?;
         Ok(Self { body, key })
     }
+}
+
+/// Body of a batch, with the headers: its posts are checked one by one.
+#[derive(Debug)]
+pub struct BatchRequest {
+    pub body: BatchBody,
+    pub has_key: bool,
+}
+
+impl<S: Send + Sync> FromRequest<S> for BatchRequest {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let (headers, bytes) = read_body(request).await?;
+        check_media_type(&headers, &bytes)?;
+        let bytes = or_empty(&bytes);
+        check_is_object(bytes)?;
+        let body = decode_object(bytes)?;
+        Ok(Self { body, has_key: find_key(&headers).is_some() })
+    }
+}
+
+fn find_key(headers: &HeaderMap) -> Option<&HeaderValue> {
+    headers.get("idempotency-key").or_else(|| headers.get("x-idempotency-key"))
 }
 
 async fn read_body(request: Request) -> Result<(HeaderMap, Bytes), ApiError> {
@@ -118,15 +143,42 @@ fn is_length_limit(error: &axum::Error) -> bool {
 }
 
 fn parse<T: DeserializeOwned>(headers: &HeaderMap, bytes: &[u8]) -> Result<T, ApiError> {
-    let bytes = if bytes.is_empty() { b"{}" } else { bytes };
-    if bytes != b"{}" && !may_be_json(headers) {
-        return Err(ApiError::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported_media_type",
-            "Content-Type must be application/json",
-        ));
+    check_media_type(headers, bytes)?;
+    parse_object(or_empty(bytes))
+}
+
+fn or_empty(bytes: &[u8]) -> &[u8] {
+    if bytes.is_empty() { b"{}" } else { bytes }
+}
+
+fn check_media_type(headers: &HeaderMap, bytes: &[u8]) -> Result<(), ApiError> {
+    if or_empty(bytes) == b"{}" || may_be_json(headers) {
+        return Ok(());
     }
-    let invalid_json = || ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", "Invalid JSON body");
+    Err(ApiError::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "unsupported_media_type",
+        "Content-Type must be application/json",
+    ))
+}
+
+fn invalid_json() -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", "Invalid JSON body")
+}
+
+/// Parses a JSON object whose contents can be stored.
+pub fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    check_is_object(bytes)?;
+    if names::contains_nul_escape(bytes) {
+        return Err(ApiError::invalid_request("The character U+0000 cannot be stored"));
+    }
+    if names::exceeds_max_depth(bytes) {
+        return Err(ApiError::invalid_request(format!("The body has more than {} levels", names::MAX_JSON_DEPTH)));
+    }
+    decode_object(bytes)
+}
+
+fn check_is_object(bytes: &[u8]) -> Result<(), ApiError> {
     // The parser checks the text only of fields that are read.
     if std::str::from_utf8(bytes).is_err() {
         return Err(invalid_json());
@@ -138,12 +190,10 @@ fn parse<T: DeserializeOwned>(headers: &HeaderMap, bytes: &[u8]) -> Result<T, Ap
             Err(_) => invalid_json(),
         });
     }
-    if names::contains_nul_escape(bytes) {
-        return Err(ApiError::invalid_request("The character U+0000 cannot be stored"));
-    }
-    if names::exceeds_max_depth(bytes) {
-        return Err(ApiError::invalid_request(format!("The body has more than {} levels", names::MAX_JSON_DEPTH)));
-    }
+    Ok(())
+}
+
+fn decode_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(bytes).map_err(|error| {
         // A wrong type may precede broken syntax; broken syntax is the more fundamental fault and is reported.
         if error.is_data() && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok() {
@@ -163,7 +213,6 @@ fn may_be_json(headers: &HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::HeaderValue;
     use serde::Deserialize;
 
     use super::*;

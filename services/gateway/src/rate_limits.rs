@@ -1,18 +1,18 @@
 //! Rate limits: the class of each route, the headers, and the refusal.
 //!
 //! The extractors of `caller` charge a request once its caller is known and before its body is read, so a refusal
-//! always means that nothing was done. [`add_headers`] adds the headers to the response. Node sockets and their frames
-//! are not limited.
+//! always means that nothing was done. The posts of a batch are charged one by one ([`PostCharges`]). [`add_headers`]
+//! adds the headers to the response. Node sockets and their frames are not limited, apart from posts.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::{
     extract::{FromRequestParts, MatchedPath, Request},
-    http::{HeaderName, HeaderValue, Method, request::Parts},
+    http::{Extensions, HeaderName, HeaderValue, Method, request::Parts},
     response::Response,
 };
 use relay_domain::{WorkspaceScope, workspaces::rate_limit::RouteClass};
-use relay_engine::access::limits::{Admission, RateLimitStatus, RateLimitSubject};
+use relay_engine::access::limits::{Admission, RateLimitStatus, RateLimitSubject, RateLimits};
 
 use crate::{
     connections::{ClientAddress, HeldPlaces},
@@ -39,7 +39,17 @@ const ROUTE_CLASSES: &[(Method, &str, RouteClass)] = &[
 
 /// Slot in which an extractor leaves the status for [`add_headers`].
 #[derive(Debug, Clone, Default)]
-struct ReportedStatus(Arc<OnceLock<RateLimitStatus>>);
+struct ReportedStatus(Arc<Mutex<Option<RateLimitStatus>>>);
+
+impl ReportedStatus {
+    fn set(&self, status: RateLimitStatus) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+    }
+
+    fn get(&self) -> Option<RateLimitStatus> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Adds the rate limit headers to the response of a charged request.
 pub(crate) async fn add_headers<F>(mut request: Request, serve: impl FnOnce(Request) -> F) -> Response
@@ -49,7 +59,7 @@ where
     let reported = ReportedStatus::default();
     request.extensions_mut().insert(reported.clone());
     let mut response = serve(request).await;
-    if let Some(standing) = reported.0.get() {
+    if let Some(standing) = reported.get() {
         let headers = response.headers_mut();
         headers.insert(LIMIT, HeaderValue::from(standing.limit));
         headers.insert(REMAINING, HeaderValue::from(standing.remaining));
@@ -76,18 +86,64 @@ pub(crate) async fn charge_request(
 }
 
 fn apply_admission(parts: &Parts, admission: Option<Admission>) -> Result<(), ApiError> {
-    let (standing, outcome) = match admission {
-        None => return Ok(()),
-        Some(Admission::Unknown) => {
-            return Err(ApiError::unavailable("database_overloaded", "Storage is unavailable, try again"));
-        }
-        Some(Admission::Admitted(standing)) => (standing, Ok(())),
-        Some(Admission::Refused { standing, retry_after }) => (standing, Err(ApiError::rate_limited(retry_after))),
-    };
-    if let Some(reported) = parts.extensions.get::<ReportedStatus>() {
-        let _ = reported.0.set(standing);
+    let (standing, outcome) = read_admission(admission);
+    if let (Some(standing), Some(reported)) = (standing, parts.extensions.get::<ReportedStatus>()) {
+        reported.set(standing);
     }
     outcome
+}
+
+fn read_admission(admission: Option<Admission>) -> (Option<RateLimitStatus>, Result<(), ApiError>) {
+    match admission {
+        None => (None, Ok(())),
+        Some(Admission::Unknown) => {
+            (None, Err(ApiError::unavailable("database_overloaded", "Storage is unavailable, try again")))
+        }
+        Some(Admission::Admitted(standing)) => (Some(standing), Ok(())),
+        Some(Admission::Refused { standing, retry_after }) => {
+            (Some(standing), Err(ApiError::rate_limited(retry_after)))
+        }
+    }
+}
+
+/// Charges of the posts of one batch, in their order. After a refusal the later posts are refused as well, so that the
+/// accepted ones are the first of the batch.
+pub(crate) struct PostCharges {
+    limits: RateLimits,
+    scope: WorkspaceScope,
+    subject: RateLimitSubject,
+    reported: Option<ReportedStatus>,
+    refusal: Option<ApiError>,
+}
+
+impl PostCharges {
+    /// Starts the charges of a caller. With the parts of a request its answer reports the last charge.
+    pub(crate) fn new(
+        limits: RateLimits,
+        scope: WorkspaceScope,
+        subject: RateLimitSubject,
+        reported: Option<&Extensions>,
+    ) -> Self {
+        let reported = reported.and_then(|extensions| extensions.get::<ReportedStatus>().cloned());
+        Self { limits, scope, subject, reported, refusal: None }
+    }
+
+    /// Charges the next post.
+    ///
+    /// # Errors
+    /// 429 `rate_limit_exceeded`, 503 `database_overloaded`: it may not be posted.
+    pub(crate) async fn charge(&mut self, class: RouteClass) -> Result<(), ApiError> {
+        if let Some(refusal) = &self.refusal {
+            return Err(refusal.clone());
+        }
+        let admission = self.limits.admit(self.scope, self.subject.clone(), class).await;
+        let (standing, outcome) = read_admission(admission);
+        if let (Some(standing), Some(reported)) = (standing, &self.reported) {
+            reported.set(standing);
+        }
+        self.refusal = outcome.as_ref().err().cloned();
+        outcome
+    }
 }
 
 fn route_class(parts: &Parts) -> RouteClass {

@@ -13,7 +13,7 @@ use crate::{
         channels::{self, conversations},
         files, health,
         mailboxes::{self, dead_letters, deliveries, inbox, insight},
-        messages::{self, posting, webhooks},
+        messages::{self, batch, posting, webhooks},
         nodes, observers, reference, subscriptions,
         workspaces::{self, activity, operator, usage},
     },
@@ -147,6 +147,7 @@ fn message_routes() -> Router<AppState> {
         .route("/v1/agents/{name}/subscription-channel", post(channels::subscription))
         .route("/v1/to/{address}", post(posting::to_address))
         .route("/v1/sessions/{session_ref}/messages", get(messages::of_session))
+        .route("/v1/messages/batch", post(batch::post))
         .route("/v1/messages/{id}", get(messages::get).patch(messages::update))
         .route("/v1/messages/{id}/replies", get(messages::replies).post(posting::reply))
         .route("/v1/messages/{id}/read", post(messages::read))

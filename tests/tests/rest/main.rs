@@ -1,6 +1,7 @@
 //! The REST API, route by route, and properties of all routes.
 
 mod activity;
+mod batches;
 mod files;
 mod idempotency;
 mod inbox;

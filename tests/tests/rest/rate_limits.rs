@@ -124,6 +124,7 @@ async fn rate_limits_hold_across_gateways() -> Result<()> {
         check_caller_limit(&stack),
         check_headers_and_costs(&stack),
         check_refused_posts_have_no_effect(&stack),
+        check_price_of_batches(&stack),
         check_lookups_by_address(&stack),
     )?;
     Ok(())
@@ -232,6 +233,41 @@ async fn check_refused_posts_have_no_effect(stack: &Stack) -> Result<()> {
         .await?;
     ensure!(stored == i64::try_from(accepted)?, "{stored} stored, {accepted} accepted");
     Ok(())
+}
+
+/// A batch pays for each of its posts. The posts that are paid for are the first of it.
+async fn check_price_of_batches(stack: &Stack) -> Result<()> {
+    // An agent may spend a quarter of the limit at once, a post to a channel costs two requests, the batch itself one.
+    const AT_ONCE: usize = (LIMIT / 4 - 1) / 2;
+    for _ in 0..MINUTES {
+        let (key, agents, _) = workspace(stack, "batches", 2).await?;
+        let (ann, bob) = (key.as_agent(&agents[0]), key.as_agent(&agents[1]));
+        let post = |nth: usize| json!({ "channel": "general", "text": nth.to_string() });
+        let messages: Vec<_> = (0..2 * AT_ONCE).map(post).collect();
+        let began = Instant::now();
+        let reply = ann.post("/v1/messages/batch", json!({ "messages": messages })).await?;
+        // A post to a channel comes back each second.
+        let back = usize::try_from(began.elapsed().as_secs())? + 1;
+        ensure!(reply.status == 200, "{} {}", reply.status, reply.body);
+        let outcomes = reply.data()["outcomes"].as_array().context("outcomes")?.clone();
+        if outcomes.iter().any(|outcome| outcome["status"] == 503) {
+            // Storage was too slow to tell what was left.
+            continue;
+        }
+        let (limit, remaining, _) = limit_headers(&reply)?;
+        ensure!(limit == i64::try_from(LIMIT / 2)? && remaining == 0, "of the last post: {:?}", reply.headers);
+        let accepted = outcomes.iter().take_while(|outcome| outcome["status"] == 201).count();
+        ensure!((AT_ONCE..=AT_ONCE + back).contains(&accepted), "{accepted} posts of {AT_ONCE} and {back}");
+        for outcome in &outcomes[accepted..] {
+            let error = &outcome["error"];
+            ensure!(outcome["status"] == 429 && error["code"] == "rate_limit_exceeded", "{outcome}");
+            ensure!(error["retry_after"].as_u64().is_some_and(|seconds| (1..=60).contains(&seconds)), "{outcome}");
+        }
+        let rows = call(&bob, Method::GET, "/v1/deliveries?limit=200", None).await?.success()?;
+        ensure!(rows.as_array().context("a list")?.len() == accepted, "{accepted} accepted, delivered: {rows}");
+        return Ok(());
+    }
+    anyhow::bail!("storage was slow {MINUTES} times")
 }
 
 /// A stalled storage never reports an exhausted limit.

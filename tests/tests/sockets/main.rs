@@ -7,6 +7,7 @@ mod frame_limits;
 mod holds;
 mod hosting;
 mod malformed;
+mod message_send;
 mod registering;
 mod subprotocols;
 mod tokens;

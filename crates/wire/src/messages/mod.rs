@@ -1,5 +1,6 @@
 //! Bodies of the message routes.
 
+pub mod batch;
 pub mod payload;
 pub mod webhook;
 

@@ -8,6 +8,8 @@ use relay_domain::names::{MAX_JSON_DEPTH, contains_nul_escape, exceeds_max_depth
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::messages::batch::BatchBody;
+
 /// Maximum length of an error message, in characters.
 const MAX_MESSAGE_CHARS: usize = 300;
 
@@ -36,6 +38,8 @@ pub enum InboundFrame {
     ActionAccept(ActionAccept),
     /// Frame of type `node.spawn`.
     Spawn(Spawn),
+    /// Frame of type `message.send`.
+    MessageSend(BatchBody),
     /// Frame without an answer: `pong`, `ping`, and subscriptions that some clients send.
     Ignored,
 }
@@ -295,6 +299,14 @@ pub fn decode(text: &str) -> Result<DecodedFrame, FrameRefusal> {
     if head.v.as_ref().and_then(Value::as_u64) != Some(1) {
         return Err(refused(id, "v must be 1"));
     }
+    // The contents of a batch are checked post by post.
+    if kind == "message.send" {
+        let frame = parse_body(text).map(InboundFrame::MessageSend);
+        return match frame {
+            Ok(frame) => Ok(DecodedFrame { id, frame }),
+            Err(message) => Err(refused(id, &message)),
+        };
+    }
     if contains_nul_escape(text.as_bytes()) {
         return Err(refused(id, "the character U+0000 cannot be stored"));
     }
@@ -346,6 +358,7 @@ pub fn encode_from_node(id: Option<&str>, frame: &InboundFrame) -> Option<String
         InboundFrame::ActionResult(body) => ("action.result", serde_json::to_value(body)),
         InboundFrame::ActionAccept(body) => ("action.accept", serde_json::to_value(body)),
         InboundFrame::Spawn(body) => ("node.spawn", serde_json::to_value(body)),
+        InboundFrame::MessageSend(body) => ("message.send", serde_json::to_value(body)),
         InboundFrame::Ignored => return None,
     };
     // Structs of strings, numbers and JSON values always encode, and to objects.
@@ -440,6 +453,9 @@ mod tests {
             result(Some(None), None),
             result(Some(Some(json!({ "a": [1] }))), None),
             result(None, Some("failed".into())),
+            InboundFrame::MessageSend(
+                serde_json::from_str(r#"{"messages":[{"to":"ada","text":"a"},7]}"#).expect("a batch"),
+            ),
         ] {
             let text = encode_from_node(Some("q-1"), &frame).expect("a frame");
             assert_eq!(decode(&text), Ok(DecodedFrame { id: Some("q-1".into()), frame }), "{text}");

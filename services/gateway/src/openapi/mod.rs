@@ -136,6 +136,7 @@ const TAGS: &[(&str, &str)] = &[
         routes::workspaces::activity::search,
         routes::messages::posting::to_channel,
         routes::messages::posting::reply,
+        routes::messages::batch::post,
         routes::messages::posting::dm,
         routes::messages::posting::to_conversation,
         routes::channels::conversations::conversations,

@@ -8,14 +8,16 @@ use std::time::Duration;
 use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash, names};
 use relay_engine::{
     Engine, EngineError,
-    access::authentication::NodeTokenState,
+    access::authentication::{NodeCaller, NodeTokenState},
     actions::ProviderResultOutcome,
     error::{Conflict, Denial, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
+    messages::posting::batch::BatchCaller,
 };
 use relay_tasks::byte_budget::ByteLease;
 use relay_wire::{
     field::ToValue as _,
+    messages::batch::BatchBody,
     nodes::{
         frame::{
             ActionResult, AgentRecover, AgentRegister, Capability, InboundFrame, Inventory, InventoryEntry, Spawn,
@@ -30,12 +32,18 @@ use super::{effects::Close, registration::INTERNAL};
 use crate::{
     error::ApiError,
     node::{revocation::close_of_revoked, suspension::SUSPENDED_OR_DRAINED},
-    routes::actions,
+    routes::{
+        actions,
+        messages::batch::{PostRules, post_all},
+    },
 };
 
 /// Capability by which brokers announce that they list live agents. It is not an ability that can be invoked, so it is
 /// not stored.
 const LIVE_AGENTS: &str = "relay:live-agents:v1";
+
+/// Capability by which a connection requests that it may post with `message.send`.
+pub(super) const MESSAGE_SEND: &str = "relay:message-send-v1";
 
 /// Provider that the connection registered as.
 #[derive(Debug, Clone)]
@@ -43,6 +51,8 @@ pub(super) struct ProviderBinding {
     pub(super) fence: Fence,
     /// Deliveries to an agent start only after a reply or an inventory of this connection has named it.
     pub(super) cursor_granted: bool,
+    /// The connection may send `message.send`.
+    pub(super) posts_granted: bool,
     /// True if the peer is a published broker, which is paced and asked for positions.
     pub(super) is_broker: bool,
     /// True if the client lists a delivery after acking it, so that its acks are stored with a delay.
@@ -110,8 +120,15 @@ pub(super) struct ControlContext {
     pub(super) closed: CancellationToken,
 }
 
-const fn creates_agents(frame: &InboundFrame) -> bool {
-    matches!(frame, InboundFrame::AgentRegister(_) | InboundFrame::AgentRecover(_) | InboundFrame::Spawn(_))
+/// Returns whether a frame creates agents or messages, which it may not do with an unchecked token.
+const fn needs_checked_token(frame: &InboundFrame) -> bool {
+    matches!(
+        frame,
+        InboundFrame::AgentRegister(_)
+            | InboundFrame::AgentRecover(_)
+            | InboundFrame::Spawn(_)
+            | InboundFrame::MessageSend(_)
+    )
 }
 
 fn error_reply(id: Option<&str>, error: &ApiError) -> String {
@@ -125,8 +142,7 @@ impl ControlContext {
         let Request { id, frame, memory: _memory } = request;
         let refusal = match self.engine.access().check_node_token(self.token).await {
             Ok(NodeTokenState::Valid) => None,
-            // An unchecked token creates no agents.
-            Err(error) if creates_agents(&frame) => {
+            Err(error) if needs_checked_token(&frame) => {
                 return Outcome { reply: Some(error_reply(id.as_deref(), &error.into())), effect: RequestEffect::None };
             }
             // While storage is unavailable, the request itself is refused or repeated.
@@ -153,6 +169,12 @@ impl ControlContext {
             InboundFrame::ActionResult(result) => self.record_action_result(result).await,
             InboundFrame::ActionAccept(accept) => self.accept_action(&accept.invocation_id).await,
             InboundFrame::Spawn(spawn) => self.spawn_agent(spawn).await,
+            InboundFrame::MessageSend(batch) => match self.send_messages(batch).await {
+                Ok(data) => Ok((Some(data), RequestEffect::None)),
+                Err(error) => {
+                    return Outcome { reply: Some(error_reply(id.as_deref(), &error)), effect: RequestEffect::None };
+                }
+            },
             InboundFrame::Heartbeat(_) | InboundFrame::Ack(_) | InboundFrame::Ignored => {
                 Ok((None, RequestEffect::None))
             }
@@ -299,6 +321,17 @@ impl ControlContext {
         let made = self.engine.actions().spawn_on_node(&self.binding()?.fence, frame.input).await?;
         let ack = actions::to_invocation_ack(made);
         Ok((Some(ack.to_value()), RequestEffect::None))
+    }
+
+    /// Posts a batch for agents of the node.
+    async fn send_messages(self, batch: BatchBody) -> Result<Value, ApiError> {
+        if !self.binding()?.posts_granted {
+            return Err(ApiError::invalid_request(format!("message.send needs the capability {MESSAGE_SEND}")));
+        }
+        let node = NodeCaller { scope: self.scope, node_id: self.node_id };
+        let rules = PostRules { only_channels: false, extensions: None };
+        let outcomes = post_all(&self.engine, BatchCaller::Node(&node), batch, rules).await?;
+        Ok(outcomes.to_value())
     }
 
     async fn deregister_provider(self) -> Result<(Option<Value>, RequestEffect), EngineError> {

@@ -26,7 +26,8 @@ use tokio::time::Instant;
 
 use super::{
     control::{
-        ControlContext, MAX_WORD_BYTES, ProviderBinding, RequestEffect, check_capabilities, stored_capabilities,
+        ControlContext, MAX_WORD_BYTES, MESSAGE_SEND, ProviderBinding, RequestEffect, check_capabilities,
+        stored_capabilities,
     },
     delayed_acks::REREADING_CLIENT_VERSION,
     effects::Close,
@@ -60,6 +61,7 @@ impl ControlContext {
         let binding = ProviderBinding {
             fence: Fence { scope: self.scope, node_id: self.node_id.clone(), provider: provider.clone(), epoch },
             cursor_granted,
+            posts_granted: frame.capabilities.iter().any(|c| c.name == MESSAGE_SEND),
             is_broker: !self.direct && version.starts_with(BROKER_VERSION),
             rereads_after_ack: self.direct && version.starts_with(REREADING_CLIENT_VERSION),
             capabilities: frame.capabilities.len(),

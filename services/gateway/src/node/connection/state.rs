@@ -252,7 +252,8 @@ impl ConnectionState {
             | InboundFrame::Inventory(_)
             | InboundFrame::ActionResult(_)
             | InboundFrame::ActionAccept(_)
-            | InboundFrame::Spawn(_)) => {
+            | InboundFrame::Spawn(_)
+            | InboundFrame::MessageSend(_)) => {
                 self.requests.push(Request { id: decoded.id, frame, memory });
                 self.start_requests();
             }

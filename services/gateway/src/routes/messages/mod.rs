@@ -1,5 +1,6 @@
 //! Messages: reading, editing, marking as read.
 
+pub mod batch;
 pub mod posting;
 pub mod webhooks;
 

@@ -158,7 +158,7 @@ pub async fn to_conversation(
     Ok(Reply::created(conversation::SentMessage::new(posted.message, posted.to)).replayed(posted.replayed))
 }
 
-fn to_draft(body: PostBody) -> Draft {
+pub(super) fn to_draft(body: PostBody) -> Draft {
     Draft {
         text: body.text,
         blocks: body.blocks.filter(|blocks| !blocks.is_null()),

@@ -301,6 +301,7 @@ impl World {
                 let binding = ProviderBinding {
                     fence: fence(),
                     cursor_granted: self.peer == Peer::Broker,
+                    posts_granted: false,
                     is_broker: self.peer.is_broker(),
                     rereads_after_ack: self.peer == Peer::Rereading,
                     capabilities: 0,
