@@ -118,6 +118,18 @@ pub(crate) enum Scenario {
         #[arg(long, value_delimiter = ',', default_values_t = [100, 1000])]
         agents: Vec<usize>,
     },
+    /// Send direct messages as in `saturate`, in batches.
+    Batch {
+        /// Number of connected receivers.
+        #[arg(long, default_value_t = 100)]
+        agents: usize,
+        /// Posts of a batch at most.
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=100))]
+        posts: u16,
+        /// Number of senders, each with one batch in flight.
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+        senders_at_once: u16,
+    },
     /// Post into one channel with connected members.
     Fanout {
         /// Numbers of members; each number is one window.
@@ -255,7 +267,7 @@ pub(crate) enum Scenario {
         #[arg(long)]
         nats: String,
     },
-    /// Run the delivery scenarios with their defaults: all but `rolling`, `observe`, `read`, `push`, `invoke`,
+    /// Run the delivery scenarios with their defaults: all but `batch`, `rolling`, `observe`, `read`, `push`, `invoke`,
     /// `placement`, `fair` and `node`.
     All,
 }

@@ -7,6 +7,7 @@
 
 mod api;
 mod baseline;
+mod batches;
 mod cli;
 mod collector;
 mod drive;

@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::{gateway_baseline, live_baseline};
-use crate::api::Workspace;
+use crate::api::{Agent, Workspace};
 use crate::baseline::{Consumers, rows};
 use crate::cli::Common;
 use crate::collector::Collector;
 use crate::drive::Load;
 use crate::fleet::{Fleet, nodes};
-use crate::posts::direct_messages;
-use crate::report::{Better, Ratio, Report};
+use crate::posts::{Sender, direct_messages};
+use crate::report::{Better, Ratio, Report, Row};
 use crate::target::Target;
 use crate::window::measure;
 
@@ -108,23 +108,53 @@ async fn connected(
     load: &Load,
     report: &mut Report,
 ) -> Result<usize> {
-    let workspace = Workspace::create(&target.urls()).await?;
-    let senders = workspace.agents("s", count.min(common.senders.into())).await?;
-    let receivers = workspace.agents("r", count).await?;
-    let specs = nodes(&workspace, &receivers, common.per_socket.into(), "lt").await?;
-    let collector = Arc::new(Collector::default());
-    let _fleet = Fleet::connect(&workspace, &specs, &collector).await?;
-    let send = direct_messages(&workspace, &senders, &receivers, common.bytes as usize);
+    let scene = Scene::create(target, common, common.senders.into(), count).await?;
+    let send = direct_messages(&scene.workspace, &scene.senders, &scene.receivers, common.bytes as usize);
+    Ok(report.add(scene.measure(run, load, send).await))
+}
 
-    // The first message of each conversation creates it, which is not measured.
-    let roots = target.roots();
-    let first = measure(run, &roots, &collector, &Load::counted(64, count), send.clone()).await;
-    let warm = Load { duration: common.warming(), ..load.clone() };
-    let warmed = measure(run, &roots, &collector, &warm, send.clone()).await;
-    // Lets the flushes of the warm-up end, so that their cost is outside the window.
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    let mut row = measure(run, &roots, &collector, load, send).await;
-    row.problems.extend(first.problems.into_iter().chain(warmed.problems));
-    row.notes.insert(0, format!("{} gateways, {} agents a socket", target.urls().len(), common.per_socket));
-    Ok(report.add(row))
+/// Workspace with senders and connected receivers.
+pub(super) struct Scene<'a> {
+    target: &'a Target,
+    common: &'a Common,
+    pub(super) workspace: Workspace,
+    pub(super) senders: Vec<Agent>,
+    pub(super) receivers: Vec<Agent>,
+    collector: Arc<Collector>,
+    _fleet: Fleet,
+}
+
+impl<'a> Scene<'a> {
+    /// Creates a workspace with at most as many senders as receivers.
+    pub(super) async fn create(
+        target: &'a Target,
+        common: &'a Common,
+        senders: usize,
+        receivers: usize,
+    ) -> Result<Self> {
+        let workspace = Workspace::create(&target.urls()).await?;
+        let senders = workspace.agents("s", receivers.min(senders)).await?;
+        let receivers = workspace.agents("r", receivers).await?;
+        let specs = nodes(&workspace, &receivers, common.per_socket.into(), "lt").await?;
+        let collector = Arc::new(Collector::default());
+        let fleet = Fleet::connect(&workspace, &specs, &collector).await?;
+        Ok(Self { target, common, workspace, senders, receivers, collector, _fleet: fleet })
+    }
+
+    /// Measures a load after a warm-up.
+    pub(super) async fn measure(&self, run: &str, load: &Load, send: impl Sender) -> Row {
+        let (collector, common) = (&self.collector, self.common);
+        // The first message of each conversation creates it, which is not measured.
+        let roots = self.target.roots();
+        let first = measure(run, &roots, collector, &Load::counted(64, self.receivers.len()), send.clone()).await;
+        let warm = Load { duration: common.warming(), ..load.clone() };
+        let warmed = measure(run, &roots, collector, &warm, send.clone()).await;
+        // Lets the flushes of the warm-up end, so that their cost is outside the window.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut row = measure(run, &roots, collector, load, send).await;
+        row.problems.extend(first.problems.into_iter().chain(warmed.problems));
+        let gateways = self.target.urls().len();
+        row.notes.insert(0, format!("{gateways} gateways, {} agents a socket", common.per_socket));
+        row
+    }
 }

@@ -1,5 +1,6 @@
 //! Scenarios, one file each.
 
+mod batch;
 pub(crate) mod fair;
 mod fanout;
 mod idle;
@@ -29,6 +30,9 @@ pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Repor
         Scenario::Baselines { agents } => baselines(common, common.scaled(*agents), report).await,
         Scenario::Send { rate, agents } => live::send(common, *rate, *agents, report).await,
         Scenario::Saturate { agents } => live::saturate(common, agents, report).await,
+        Scenario::Batch { agents, posts, senders_at_once } => {
+            batch::run(common, common.scaled(*agents), (*posts).into(), (*senders_at_once).into(), report).await
+        }
         Scenario::Fanout { members, posts_in_flight } => fanout::run(common, members, *posts_in_flight, report).await,
         Scenario::Reconnect { agents, on_each_socket, unacked } => {
             reconnect::run(common, common.scaled(*agents), *on_each_socket, *unacked, report).await
