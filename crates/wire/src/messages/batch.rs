@@ -80,6 +80,10 @@ pub struct BatchPost {
 
 /// Outcomes of a batch.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({ "outcomes": [
+    { "status": 201, "message": { "id": "243812100000000001", "created_at": "2026-03-01T12:00:00.000Z", "replayed": false } },
+    { "status": 404, "error": { "code": "channel_not_found", "message": "Channel not found" } },
+] }))]
 pub struct BatchOutcomes {
     /// One for each post, in the order of the posts.
     pub outcomes: Vec<PostOutcome>,

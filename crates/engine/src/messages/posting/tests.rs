@@ -76,7 +76,7 @@ fn a_direct_message_names_the_other_agent_and_a_note_to_oneself_its_author() {
 
 #[test]
 fn targets_are_looked_up_without_their_marks() {
-    let name_of = |target: Target| match target.normalize(&ada()) {
+    let name_of = |target: Target| match target.normalize(&ada().name) {
         Ok(Target::Channel(name) | Target::Agent(name)) => Some(name),
         Ok(Target::Conversation(_) | Target::Thread(_)) | Err(_) => None,
     };

@@ -82,7 +82,7 @@ pub(crate) async fn post_all(
         BatchCaller::Agent(agent) => (agent.scope, RateLimitSubject::Agent(agent.agent_id)),
         BatchCaller::Node(node) => (node.scope, RateLimitSubject::Node(node.node_id.clone())),
     };
-    let mut charges = PostCharges::new(engine.rate_limits(), scope, subject, rules.extensions);
+    let mut charges = PostCharges::new(engine.rate_limits().clone(), scope, subject, rules.extensions);
     let mut refused = Vec::with_capacity(body.messages.len());
     let mut posts = Vec::with_capacity(body.messages.len());
     for raw in &body.messages {
