@@ -6,7 +6,6 @@ mod command_line;
 mod delivery;
 mod event_log;
 mod faults;
-mod fleet;
 mod flood;
 mod full_disk;
 mod harness;

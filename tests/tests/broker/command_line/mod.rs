@@ -1,5 +1,7 @@
 //! The published command line, unmodified, with our broker.
 
+mod fleet;
+
 use std::path::PathBuf;
 use std::time::Duration;
 

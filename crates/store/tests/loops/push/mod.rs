@@ -1,8 +1,12 @@
+mod attempts;
+
 use std::time::Duration;
 
 use relay_domain::PushWorkerId;
 
 use crate::fixture::{Database, WORKSPACE};
+
+pub(crate) use attempts::{no_events, push_attempt};
 
 const NODE: &str = "node_hook";
 

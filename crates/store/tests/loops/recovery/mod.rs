@@ -1,3 +1,5 @@
+mod epoch;
+
 use relay_domain::{DeliveryId, NodeId, ProviderName, PushWorkerId, push::attempt::RecordingPass};
 use relay_store::{
     DeliveryReport,
@@ -11,7 +13,7 @@ use relay_store::{
 
 use crate::{
     fixture::{Database, SENDER, WORKSPACE},
-    push_attempts::{no_events, push_attempt},
+    push::{no_events, push_attempt},
 };
 
 const ADA: i64 = 1;
