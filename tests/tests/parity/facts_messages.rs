@@ -73,7 +73,7 @@ async fn an_agent_that_deregisters_frees_its_place() -> Result<()> {
 async fn host(place: &CallScene) -> Result<NodeSocket> {
     let node = place.node("box").await?;
     let mut host = socket(&node, 1).await?;
-    host.request(register(&node, "tools", &json!([{ "name": "count", "kind": "action" }]), 0)).await?;
+    host.request(register(&node, "default", &json!([{ "name": "count", "kind": "action" }]), 0)).await?;
     Ok(host)
 }
 
