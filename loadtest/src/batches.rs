@@ -74,7 +74,7 @@ async fn post_batches(
 ) {
     let mut waiting = Vec::with_capacity(posts);
     while queue.recv_many(&mut waiting, posts).await > 0 {
-        let batch: Vec<Waiting> = waiting.drain(..).collect();
+        let batch: Vec<Waiting> = std::mem::take(&mut waiting);
         let texts: Vec<&str> = batch.iter().map(|one| one.post.as_str()).collect();
         let body = format!(r#"{{"messages":[{}]}}"#, texts.join(","));
         let statuses = post_batch(&workspace, turn, &token, &body).await.map_err(|error| format!("{error:#}"));

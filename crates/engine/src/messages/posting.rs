@@ -191,12 +191,12 @@ impl Messages {
         sender: &Sender,
         request: &PostRequest,
     ) -> EngineResult<PostedMessage> {
-        match error {
-            // The token was rotated meanwhile: it may no longer read earlier posts.
-            EngineError::Unauthenticated(BadCredential::UnknownToken { .. }) => Err(error),
-            error if error.is_transient() => Err(error),
-            error => self.find_repeated_post(sender, &request.target, request.key.as_ref()).await?.ok_or(error),
+        // The token was rotated meanwhile: it may no longer read earlier posts.
+        let lost_token = matches!(error, EngineError::Unauthenticated(BadCredential::UnknownToken { .. }));
+        if lost_token || error.is_transient() {
+            return Err(error);
         }
+        self.find_repeated_post(sender, &request.target, request.key.as_ref()).await?.ok_or(error)
     }
 
     /// Resolves the target and commits the send, again while the audience changes in between.
