@@ -27,7 +27,7 @@ use relay_domain::{BatchId, GatewayId, JsonText, MessageId, WorkspaceId, message
 use relay_store::{
     Store, StoreError,
     events::RecordedEvents,
-    messages::commit::{Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome},
+    messages::batch::{Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome},
 };
 use relay_tasks::{
     batches::{BatchSender, Batches, QueueConfig, QueueFull, queue},

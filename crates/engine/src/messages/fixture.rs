@@ -8,7 +8,7 @@ use relay_domain::{
     mailboxes::delivery::{Mode, Reason},
     messages::Message,
 };
-use relay_store::messages::commit::{NewRecipient, NewSend};
+use relay_store::messages::batch::{NewRecipient, NewSend};
 use serde_json::{Map, Value};
 
 pub(crate) fn scope() -> WorkspaceScope {

@@ -26,7 +26,7 @@ use relay_store::{
     IdempotencyKey,
     channels::audience::{Audience, AudienceKey, Member},
     events::Event,
-    messages::commit::{NewRecipient, NewSend},
+    messages::batch::{NewRecipient, NewSend},
 };
 use relay_wire::{events::data::DeliveryRefused, field::ToValue as _};
 use serde_json::Value;

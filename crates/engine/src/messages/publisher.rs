@@ -11,7 +11,7 @@ use relay_domain::{
     messages::Message,
     metric_names,
 };
-use relay_store::messages::commit::{NewSend, WrittenDelivery};
+use relay_store::messages::batch::{NewSend, WrittenDelivery};
 use relay_stream::{INLINE_LIMIT, LogFrame, PendingStore, Stream};
 use relay_tasks::{
     batches::{Batches, QueueConfig, queue},

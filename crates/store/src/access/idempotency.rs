@@ -1,5 +1,5 @@
 //! Idempotency keys: claimed in the transaction of an operation, with the record from which a repeated request is answered
-//! for 24 hours. The batch commit claims those of its sends itself ([`crate::messages::commit`]).
+//! for 24 hours. The batch commit claims those of its sends itself ([`crate::messages::commit_in_steps`]).
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, InvocationId, MessageId, SessionEventId, WorkspaceId, WorkspaceScope};

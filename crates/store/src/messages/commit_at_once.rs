@@ -1,9 +1,11 @@
-//! Commit of a batch by one statement, which is its own transaction: one round trip, and locks that are held for the
-//! length of the statement instead of four round trips. Called by [`crate::messages::commit`].
+//! The batch commit: messages, deliveries, mailbox heads, idempotency keys, events and the outbox row of several sends
+//! commit together, or none of them does. The engine's committer calls [`Store::commit_batch`] with a [`Batch`] and gets
+//! one [`SendOutcome`] per send.
 //!
-//! It writes only if all facts hold that the sends were resolved with, no key was used before, and no workspace is
-//! watched. That is the usual case. Otherwise it writes nothing, and the batch takes the transaction with a statement
-//! per step, which finds an outcome for each send.
+//! One statement, which is its own transaction: one round trip, and locks that are held for the length of the statement
+//! instead of four round trips. It writes only if all facts hold that the sends were resolved with, no key was used
+//! before, and no workspace is watched. That is the usual case. Otherwise it writes nothing, and the batch takes the
+//! transaction with a statement per step ([`crate::messages::commit_in_steps`]), which finds an outcome for each send.
 
 use chrono::{DateTime, NaiveDate, Utc};
 use relay_domain::{
@@ -22,11 +24,10 @@ use crate::{
     decode::decode_rows,
     events::{self, EventColumns},
     messages::{
-        commit::{
+        batch::{
             Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome, WRITE_TIMEOUT, WrittenDelivery,
-            message_events,
+            message_events, sort_and_dedup,
         },
-        commit_facts::{batch_sources, sort_and_dedup},
         commit_write::{AttachmentColumns, BatchQuery, MessageColumns, written_rows},
         days::day_of,
     },
@@ -108,6 +109,28 @@ SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq, node_id, provide
 SELECT NULL, NULL, NULL, NULL, NULL, workspace_id, next_seq - n, watched FROM made JOIN raised USING (workspace_id)"
 );
 
+impl Store {
+    /// Commits a batch. Returns one outcome per request, in order.
+    ///
+    /// Submitting the same batch again after [`BatchError::Unknown`] never writes it twice: the insert of the
+    /// unique `outbox.batch_id` conflicts, and waits for the first transaction if it is still open.
+    ///
+    /// # Errors
+    /// [`BatchError`]; `NotCommitted` with a refused statement means that one of the requests carries data
+    /// that Postgres rejects: submit the requests one at a time to find it.
+    pub async fn commit_batch(&self, batch: &Batch) -> Result<BatchOutcome, BatchError> {
+        let epoch = self.epoch("committing the batch").map_err(BatchError::NotCommitted)?;
+        if epoch != batch.epoch {
+            // It can be committed no more; after an unknown outcome it may have been, before the recovery.
+            return self.read_earlier_outcome(batch).await;
+        }
+        match commit_at_once(self, batch).await? {
+            Some(outcome) => Ok(outcome),
+            None => self.commit_in_steps(batch).await,
+        }
+    }
+}
+
 /// One row of [`COMMIT_AT_ONCE`].
 enum CommittedRow {
     /// Delivery by its place among the deliveries, from 1; without a row if its mailbox is full.
@@ -131,7 +154,7 @@ impl FromRow<'_, PgRow> for CommittedRow {
 /// Commits a batch whose facts all hold. `None`: nothing was written, and the transaction with a statement per step has
 /// to find an outcome for each send. Without an answer of Postgres the outcome is unknown, as with a lost COMMIT. An error
 /// of Postgres is an answer.
-pub(crate) async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Option<BatchOutcome>, BatchError> {
+async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Option<BatchOutcome>, BatchError> {
     let doing = "committing the batch";
     let columns = StatementColumns::collect(batch);
     // Without a connection nothing was sent.
@@ -231,7 +254,7 @@ impl<'a> StatementColumns<'a> {
             .bind(&self.keys.response)
             .bind(batch.id)
             .bind(batch.gateway_id)
-            .bind(Json(batch_sources(batch)))
+            .bind(Json(batch.sources()))
             .bind(&batch.traceparent);
         self.events.bind(self.attachments.bind(self.messages.bind(query))).bind(batch.epoch)
     }

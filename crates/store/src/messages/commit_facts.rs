@@ -9,7 +9,7 @@ use sqlx::{FromRow, PgConnection, Row, postgres::PgRow, types::Json};
 use crate::{
     StoreError, StoreResult,
     decode::decode_rows,
-    messages::commit::{Batch, NewSend},
+    messages::batch::{Batch, NewSend, sort_and_dedup},
 };
 
 /// The rows that a batch depends on, as its transaction read them.
@@ -168,7 +168,7 @@ pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreRes
         .bind(workspaces)
         .bind(batch.id)
         .bind(batch.gateway_id)
-        .bind(Json(batch_sources(batch)))
+        .bind(Json(batch.sources()))
         .bind(&batch.traceparent)
         .bind(batch.epoch)
         .fetch_all(tx)
@@ -193,21 +193,10 @@ pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreRes
     Ok(is_new.then_some(facts))
 }
 
-/// Returns the messages of the outbox row. Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63
-/// bits.
-pub(crate) fn batch_sources(batch: &Batch) -> Vec<[i64; 2]> {
-    batch.sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect()
-}
-
-pub(crate) fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
-    keys.sort_unstable();
-    keys.dedup();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::messages::commit::tests::send;
+    use crate::messages::batch::tests::send;
 
     fn facts(send: &NewSend) -> BatchFacts {
         let workspace = send.scope.workspace_id();

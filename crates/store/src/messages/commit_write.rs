@@ -1,10 +1,9 @@
-//! The statement that writes a batch's messages and deliveries, and the reads that restore the outcome of a
-//! batch whose COMMIT got no reply. Called by [`crate::messages::commit`].
+//! The part of a commit that writes a batch's messages and deliveries, and its columns. Used by
+//! [`crate::messages::commit_at_once`] and [`crate::messages::commit_in_steps`].
 
 use chrono::{DateTime, Duration, NaiveDate, Utc};
-use const_format::formatcp;
 use relay_domain::{
-    AgentId, ChannelId, FileId, JsonText, MessageId, NodeId, ProviderName, WorkspaceId,
+    AgentId, ChannelId, FileId, JsonText, MessageId, WorkspaceId,
     mailboxes::{
         delivery::{Mode, Reason},
         stream::Seq,
@@ -14,9 +13,8 @@ use sqlx::{FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query}
 
 use crate::{
     StoreError, StoreResult,
-    codes::MESSAGE_SOURCE,
     messages::{
-        commit::{Batch, NewRecipient, NewSend, SendOutcome, WrittenDelivery},
+        batch::{NewRecipient, NewSend, WrittenDelivery},
         commit_facts::{AgentFacts, BatchFacts},
         days::day_of,
     },
@@ -317,49 +315,4 @@ pub(crate) async fn write_rows(
         });
     }
     Ok(written)
-}
-
-/// Reads the outcomes that an earlier submission of this batch committed.
-///
-/// A request without a message was not written by it: it is `Stale`, so that the caller resolves it again
-/// and, if it carries a key, gets the first response.
-pub(crate) async fn read_back(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Vec<SendOutcome>> {
-    const DELIVERIES: &str = formatcp!(
-        "SELECT d.agent_id, d.seq, d.node_id, a.provider, d.expires_at
-           FROM deliveries d JOIN agents a USING (workspace_id, agent_id)
-          WHERE d.workspace_id = $1 AND d.source_id = $2 AND d.created_on = $3
-            AND d.source_kind = {MESSAGE_SOURCE} AND d.redrive_no = 0"
-    );
-    let mut outcomes = Vec::with_capacity(batch.sends.len());
-    for send in &batch.sends {
-        let workspace = send.scope.workspace_id();
-        let found: bool = sqlx::query_scalar(
-            "SELECT EXISTS (SELECT 1 FROM messages
-              WHERE workspace_id = $1 AND message_id = $2 AND created_on = $3)",
-        )
-        .bind(workspace)
-        .bind(send.message.id)
-        .bind(day_of(send.message.created_at))
-        .fetch_one(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx("reading back a message"))?;
-        if !found {
-            outcomes.push(SendOutcome::Stale);
-            continue;
-        }
-        let rows: Vec<(AgentId, Seq, NodeId, Option<ProviderName>, DateTime<Utc>)> = sqlx::query_as(DELIVERIES)
-            .bind(workspace)
-            .bind(send.message.id)
-            .bind(day_of(send.message.created_at))
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx("reading back deliveries"))?;
-        let deliveries = send.recipients.iter().map(|recipient| {
-            let row = rows.iter().find(|(agent_id, ..)| *agent_id == recipient.agent_id)?;
-            let (_, seq, node_id, provider, expires_at) = row.clone();
-            Some(WrittenDelivery { seq, node_id, provider, expires_at })
-        });
-        outcomes.push(SendOutcome::Committed(deliveries.collect()));
-    }
-    Ok(outcomes)
 }

@@ -1,9 +1,10 @@
-//! Messages: the batch commit that writes them with their deliveries ([`commit`]), reading, editing, reactions,
-//! read state, inbound webhooks, the outbox and retention. Called by the engine and by the worker's loops.
+//! Messages: the batch commit that writes them with their deliveries ([`batch`], `commit_at_once`), reading, editing,
+//! reactions, read state, inbound webhooks, the outbox and retention. Called by the engine and by the worker's loops.
 
-pub mod commit;
+pub mod batch;
 pub(crate) mod commit_at_once;
 pub(crate) mod commit_facts;
+pub(crate) mod commit_in_steps;
 pub(crate) mod commit_write;
 pub(crate) mod contents;
 pub(crate) mod days;

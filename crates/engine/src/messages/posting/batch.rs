@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use futures::{StreamExt as _, stream};
 use relay_domain::access::rights::{Operation, PostingNode, Refusal};
-use relay_store::{channels::audience::Audience, messages::commit::NewSend};
+use relay_store::{channels::audience::Audience, messages::batch::NewSend};
 
 use super::{AudienceSource, Draft, PostRequest, PostedMessage, QueuedReply, Sender, Target, check_draft, resolutions};
 use crate::{
