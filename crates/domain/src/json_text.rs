@@ -77,6 +77,12 @@ impl JsonText {
     }
 }
 
+/// Returns the number of bytes of a value as JSON text.
+#[must_use]
+pub fn encoded_length(value: &Value) -> usize {
+    value.to_string().len()
+}
+
 impl fmt::Debug for JsonText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.get())

@@ -36,4 +36,4 @@ pub use ids::{
     MessageId, NodeId, ObserverTokenId, ProviderName, PushWorkerId, SessionEventId, SubscriptionDeliveryId,
     SubscriptionId, TriggerId, WebhookId, WorkspaceId,
 };
-pub use json_text::{JsonEntries, JsonText};
+pub use json_text::{JsonEntries, JsonText, encoded_length};

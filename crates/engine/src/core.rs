@@ -13,8 +13,8 @@ use tokio::sync::mpsc;
 
 use crate::{
     EngineError, EngineResult, IdSource,
-    access::rights::RefusalLog,
-    events::Announcement,
+    access::refusals::RefusalLog,
+    events::announcement::Announcement,
     fair_places::{FairPlaces, Place},
     hints::Hints,
 };
@@ -71,5 +71,19 @@ impl Core {
 
     pub(crate) async fn check_storage(&self) -> EngineResult<()> {
         Ok(self.store.ping().await?)
+    }
+
+    /// Announces a committed record. Never waits.
+    pub(crate) fn announce(&self, announcement: impl Into<Announcement>) {
+        let announcement = announcement.into();
+        let events = announcement.event_count();
+        if events == 0 {
+            return;
+        }
+        if self.announcer.try_send(announcement).is_err() {
+            // Feeds find the record in Postgres within a second; agents' sockets miss it.
+            metrics::counter!(relay_domain::metric_names::EVENTS_UNANNOUNCED)
+                .increment(u64::try_from(events).unwrap_or(0));
+        }
     }
 }

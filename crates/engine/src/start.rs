@@ -92,7 +92,7 @@ impl Engine {
         };
         let stream = Stream::connect(&config.nats, identity, config.nats_tail_connections).await?;
         let (hints, hint_queue) = Hints::new();
-        let (announcer, announcements) = mpsc::channel(events::ANNOUNCEMENT_QUEUE);
+        let (announcer, announcements) = mpsc::channel(events::announcement::QUEUE);
         let core = Core {
             store,
             ids,

@@ -20,7 +20,7 @@ use relay_domain::{
 use relay_engine::{
     EngineError,
     access::{
-        authentication::{AgentCaller, Credential, NodeCaller},
+        callers::{AgentCaller, Credential, NodeCaller},
         limits::RateLimitSubject,
     },
     error::{BadCredential, Denial},

@@ -11,6 +11,7 @@ use crate::{
     AgentId, ChannelId, ConversationId, JsonText, MessageId,
     agents::AgentKind,
     channels::{ChannelKind, client_channel_id},
+    encoded_length,
     events::kind,
     mailboxes::delivery::Mode,
     observers::MessageFacts,
@@ -119,6 +120,13 @@ impl Message {
             (None, ChannelKind::Direct) => kind::DM_RECEIVED,
             (None, ChannelKind::Group) => kind::GROUP_DM_RECEIVED,
         }
+    }
+
+    /// Returns the bytes that it holds in memory, apart from parts that are small in every message.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        let blocks = self.blocks.as_ref().map_or(0, JsonText::byte_len);
+        self.text.len() + blocks + self.metadata.byte_len() + encoded_length(&self.attachments)
     }
 
     /// Returns the channel id that clients see. The channel of a one-to-one conversation is named after the

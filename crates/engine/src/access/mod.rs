@@ -1,11 +1,13 @@
 //! Callers and what they may do: authentication, idempotency keys, rate limits, operators, secrets.
 
 pub mod authentication;
+pub mod callers;
 pub mod idempotency;
 pub(crate) mod jwt;
 pub mod limits;
 pub mod operators;
 pub(crate) mod reencryption;
+pub(crate) mod refusals;
 pub(crate) mod rights;
 pub mod secrets;
 pub(crate) mod tokens;

@@ -22,7 +22,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::authentication::{AgentCaller, Credential, NodeCaller};
+use super::callers::{AgentCaller, Credential, NodeCaller};
 use crate::{
     EngineError, EngineResult,
     core::Core,

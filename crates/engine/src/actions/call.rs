@@ -8,6 +8,7 @@ use relay_domain::{
         InvocationStatus, MAX_ACTION_NAME_BYTES, MAX_VALUE_BYTES, RELEASE, SPAWN, SPAWN_PREFIX, WORKSPACE_CALLER,
         is_invokable_capacity,
     },
+    encoded_length,
     names::check_name,
     nodes::CapabilityKind,
 };
@@ -25,8 +26,7 @@ use serde_json::{Map, Value};
 use super::{ActionRow, Actions, may_invoke};
 use crate::{
     EngineError, EngineResult,
-    access::{authentication::AgentCaller, idempotency::ClientKey},
-    agents::lifecycle::encoded_length,
+    access::{callers::AgentCaller, idempotency::ClientKey},
     error::{Conflict, Denial, Dependency, InvalidInput, Limit, Missing},
 };
 

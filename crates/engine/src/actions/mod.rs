@@ -33,11 +33,12 @@ use relay_domain::{
     access::rights::Operation,
     actions::{MAX_ACTION_NAME_BYTES, MAX_ACTIONS, MAX_AVAILABLE_TO, MAX_DESCRIPTION_BYTES, is_reserved},
     agents::Agent,
+    encoded_length,
     events::kind,
     names::{check_json_length, check_length, check_name},
 };
 use relay_store::{
-    actions::definitions::{DefineOutcome, NewAction},
+    actions::defining::{DefineOutcome, NewAction},
     events::Event,
 };
 use relay_wire::{actions::ActionBody, events::data::ActionDefined, field::ToValue as _};
@@ -45,8 +46,8 @@ use serde_json::{Map, Value};
 
 use crate::{
     EngineError, EngineResult,
-    access::authentication::{AgentCaller, Credential},
-    agents::{Agents, lifecycle::encoded_length},
+    access::callers::{AgentCaller, Credential},
+    agents::Agents,
     channels::Channels,
     core::Core,
     error::{Conflict, InvalidInput, Limit, Missing},

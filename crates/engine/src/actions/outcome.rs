@@ -15,9 +15,9 @@ use serde_json::Value;
 use super::{Actions, InvocationRow, call::check_value};
 use crate::{
     EngineError, EngineResult,
-    access::authentication::Credential,
+    access::callers::Credential,
     error::{Denial, Missing},
-    events::Announcement,
+    events::announcement::Announcement,
     hints::SocketEvent,
 };
 

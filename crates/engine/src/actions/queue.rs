@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, sync::Weak, time::Duration};
 
-use relay_domain::WorkspaceId;
+use relay_domain::{WorkspaceId, encoded_length};
 use relay_store::{
     StoreError, StoreResult,
     actions::{
@@ -17,7 +17,7 @@ use relay_tasks::batches::{BatchSender, Batches, QueueConfig, QueueFull, Request
 use tokio::time::Instant;
 
 use super::Actions;
-use crate::{Engine, EngineError, EngineResult, Inner, agents::lifecycle::encoded_length};
+use crate::{Engine, EngineError, EngineResult, Inner};
 
 /// Bound of the queue. Beyond it callers are refused at once, with `Retry-After`.
 const QUEUE: usize = 8192;

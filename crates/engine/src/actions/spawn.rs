@@ -26,7 +26,7 @@ use super::Actions;
 use crate::{
     EngineError, EngineResult,
     access::{
-        authentication::{AgentCaller, Credential},
+        callers::{AgentCaller, Credential},
         idempotency::ClientKey,
     },
     actions::{ActionRow, InvocationReceipt, InvocationRequest, InvokeAction},

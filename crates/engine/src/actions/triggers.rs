@@ -7,6 +7,7 @@ use relay_domain::{
         MAX_VALUE_BYTES, SPAWN_PREFIX, WORKSPACE_CALLER, is_reserved,
         trigger::{MAX_COMPILED_BYTES, MAX_PATTERN_BYTES, MAX_PER_WORKSPACE, MIN_INTERVAL_SECONDS},
     },
+    encoded_length,
     messages::{Message, client_metadata},
     names::{MAX_AGENT_NAME_BYTES, check_length, check_name, is_channel_name, strip_hash},
 };
@@ -26,9 +27,8 @@ use super::{
 };
 use crate::{
     EngineError, EngineResult,
-    access::authentication::{AgentCaller, Credential},
+    access::callers::{AgentCaller, Credential},
     actions::InvokeAction,
-    agents::lifecycle::encoded_length,
     error::{Conflict, Denial, InvalidInput, Missing},
 };
 

@@ -15,7 +15,7 @@ use relay_wire::nodes::BindAgentBody;
 use super::Agents;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::{AgentCaller, Credential},
+    access::callers::{AgentCaller, Credential},
     error::{Conflict, Missing},
 };
 

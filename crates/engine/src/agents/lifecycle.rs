@@ -8,6 +8,7 @@ use relay_domain::{
         token::{ChangeOrigin, TokenKind},
     },
     agents::{Agent, AgentKind, AgentStatus, DIRECT_MACHINE, address, direct_machine},
+    encoded_length,
     events::kind,
     mailboxes::{Delivery, dead_letter::DeadLetterReason},
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
@@ -23,7 +24,7 @@ use super::Agents;
 use crate::{
     EngineError, EngineResult,
     access::{
-        authentication::{AgentCaller, Credential},
+        callers::{AgentCaller, Credential},
         idempotency::ClientKey,
     },
     error::{BadCredential, Conflict, Denial, Limit, Missing},
@@ -393,11 +394,6 @@ impl Agents {
         }
         Ok(())
     }
-}
-
-/// Length of a value as JSON text.
-pub(crate) fn encoded_length(value: &Value) -> usize {
-    value.to_string().len()
 }
 
 pub(crate) fn too_long(field: &'static str) -> EngineError {

@@ -6,6 +6,7 @@ use relay_domain::{
         AgentStatus,
         session_event::{SessionEvent, StatusEffect, is_event_type, status_effect},
     },
+    encoded_length,
     names::check_json_length,
 };
 use relay_store::{
@@ -18,8 +19,7 @@ use serde_json::Value;
 use super::Agents;
 use crate::{
     EngineError, EngineResult,
-    access::{authentication::Credential, idempotency::ClientKey},
-    agents::lifecycle::encoded_length,
+    access::{callers::Credential, idempotency::ClientKey},
     error::{Conflict, Denial, InvalidInput},
     parts::Parts,
 };

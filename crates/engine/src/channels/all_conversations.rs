@@ -5,7 +5,7 @@ pub use relay_store::WorkspaceConversation;
 use relay_store::{LastMessage, MessagePage};
 
 use super::Channels;
-use crate::{EngineError, EngineResult, access::authentication::Credential, error::Missing, parts::Parts};
+use crate::{EngineError, EngineResult, access::callers::Credential, error::Missing, parts::Parts};
 
 /// Default and maximum page size.
 pub const ALL_CONVERSATIONS_PAGE: (i64, i64) = (500, 500);

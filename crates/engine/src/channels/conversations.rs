@@ -23,7 +23,7 @@ use super::Channels;
 use crate::{
     EngineError, EngineResult,
     access::{
-        authentication::AgentCaller,
+        callers::AgentCaller,
         idempotency::{ClientKey, Replay},
     },
     error::{Conflict, Denial, Missing},

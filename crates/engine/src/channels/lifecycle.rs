@@ -4,6 +4,7 @@ use relay_domain::{
     AgentId, ChannelId, WorkspaceScope,
     access::rights::Operation,
     agents::Agent,
+    encoded_length,
     events::kind,
     names::{self, MAX_TOPIC_BYTES, check_json_length, check_length, is_channel_name, only_recipient, strip_hash},
     workspaces::plan::Quota,
@@ -20,8 +21,7 @@ use serde_json::Value;
 use super::Channels;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::{AgentCaller, Credential},
-    agents::lifecycle::encoded_length,
+    access::callers::{AgentCaller, Credential},
     error::{Conflict, Denial, InvalidInput, Limit, Missing},
 };
 

@@ -12,54 +12,11 @@ use relay_tasks::spawn_isolated;
 use relay_wire::events::observer_frame;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::{PublishedEvent, PublishedRecord, fan_out};
-use crate::{Engine, EngineResult, Inner, core::Core};
+use super::{PublishedEvent, PublishedRecord, announcement::Announcement, fan_out};
+use crate::{Engine, EngineResult, Inner};
 
-/// Bound of the queue. Beyond it, feeds find the records in Postgres.
-pub(crate) const QUEUE: usize = 4096;
 /// Bound of the records that JetStream has not acknowledged.
 const IN_FLIGHT: usize = 256;
-
-/// Committed record to announce, by default to observers and to agents' sockets.
-pub(crate) struct Announcement {
-    recorded: RecordedEvents,
-    /// Messages of its events that are in memory, so that they need not be read.
-    messages: HashMap<MessageId, Message>,
-    to_sockets: bool,
-}
-
-impl From<RecordedEvents> for Announcement {
-    fn from(recorded: RecordedEvents) -> Self {
-        Self { recorded, messages: HashMap::new(), to_sockets: true }
-    }
-}
-
-impl Announcement {
-    pub(crate) fn with_messages(recorded: RecordedEvents, messages: HashMap<MessageId, Message>) -> Self {
-        Self { messages, ..Self::from(recorded) }
-    }
-
-    /// For changes that the sockets know already.
-    pub(crate) fn to_observers_only(recorded: RecordedEvents) -> Self {
-        Self { to_sockets: false, ..Self::from(recorded) }
-    }
-}
-
-impl Core {
-    /// Announces a committed record. Never waits.
-    pub(crate) fn announce(&self, announcement: impl Into<Announcement>) {
-        let announcement = announcement.into();
-        let kinds = announcement.recorded.events.len();
-        if kinds == 0 {
-            return;
-        }
-        if self.announcer.try_send(announcement).is_err() {
-            // Feeds find the record in Postgres within a second; agents' sockets miss it.
-            metrics::counter!(relay_domain::metric_names::EVENTS_UNANNOUNCED)
-                .increment(u64::try_from(kinds).unwrap_or(0));
-        }
-    }
-}
 
 /// Announces records in commit order until the engine is dropped.
 pub(crate) async fn run(engine: Weak<Inner>, mut queue: mpsc::Receiver<Announcement>) {

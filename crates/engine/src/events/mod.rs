@@ -5,6 +5,7 @@
 //! Postgres. `log` reads past events. A lost announcement costs latency, never an event.
 
 mod announce;
+pub(crate) mod announcement;
 mod fan_out;
 mod feed;
 mod log;
@@ -20,7 +21,7 @@ use relay_stream::Stream;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-pub(crate) use announce::{Announcement, QUEUE as ANNOUNCEMENT_QUEUE, message_events, run as announce};
+pub(crate) use announce::{message_events, run as announce};
 pub(crate) use feed::{Feeds, check_feeds};
 pub use log::{EventPage, MAX_EVENTS_PAGE};
 pub use stream::{EventStream, StreamItem};

@@ -31,7 +31,7 @@ pub use transfer::FileDownload;
 use crate::{
     EngineError, EngineResult,
     access::{
-        authentication::{AgentCaller, Credential},
+        callers::{AgentCaller, Credential},
         limits::QuotaCache,
         secrets::Secrets,
     },

@@ -8,7 +8,7 @@ use relay_stream::Hint;
 use tokio::{sync::broadcast, time::Instant};
 
 use super::{Mailboxes, deliveries::text_slot};
-use crate::{EngineError, EngineResult, access::authentication::AgentCaller, error::Conflict, parts::Parts};
+use crate::{EngineError, EngineResult, access::callers::AgentCaller, error::Conflict, parts::Parts};
 
 /// Default and maximum number of deliveries per claim.
 pub const CLAIM_LIMIT: (i64, i64) = (10, 200);

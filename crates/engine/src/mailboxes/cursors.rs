@@ -15,7 +15,7 @@ use relay_store::mailboxes::cursors::{CursorMove, LockedCursors};
 use tokio::sync::Notify;
 
 use super::Mailboxes;
-use crate::{EngineResult, Inner, core::Core, events::Announcement};
+use crate::{EngineResult, Inner, core::Core, events::announcement::Announcement};
 
 /// Time that acks gather before they are written: at least, and at most.
 const FLUSH_EVERY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));

@@ -15,7 +15,7 @@ use relay_wire::{
 };
 
 use super::Mailboxes;
-use crate::{EngineError, EngineResult, access::authentication::AgentCaller, error::Missing, parts::Parts};
+use crate::{EngineError, EngineResult, access::callers::AgentCaller, error::Missing, parts::Parts};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (100, 200);

@@ -6,7 +6,7 @@ use relay_domain::{MessageId, WorkspaceScope};
 use relay_tasks::byte_budget::ByteLease;
 
 use super::Mailboxes;
-use crate::{EngineResult, access::authentication::AgentCaller};
+use crate::{EngineResult, access::callers::AgentCaller};
 
 /// Default and maximum number of unread channels or conversations.
 pub const INBOX_PAGE: (i64, i64) = (100, 500);

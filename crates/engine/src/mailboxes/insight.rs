@@ -13,7 +13,7 @@ pub use relay_store::mailboxes::insight::WorkspaceMetrics;
 use relay_wire::mailboxes::insight::{DeliveryTrace, MessageTrace, TraceStep};
 
 use super::Mailboxes;
-use crate::{EngineError, EngineResult, access::authentication::Credential, error::Missing};
+use crate::{EngineError, EngineResult, access::callers::Credential, error::Missing};
 
 /// Bound of the traced deliveries of one message: the lowest agent ids first.
 const MAX_TRACED_DELIVERIES: i64 = 1000;

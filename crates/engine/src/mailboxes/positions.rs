@@ -4,7 +4,7 @@ use relay_domain::AgentId;
 pub use relay_store::MailboxRow;
 
 use super::Mailboxes;
-use crate::{EngineResult, access::authentication::Credential};
+use crate::{EngineResult, access::callers::Credential};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (100, 500);

@@ -9,7 +9,7 @@ use relay_domain::{
 use super::Messages;
 use crate::{
     EngineError, EngineResult,
-    access::{authentication::AgentCaller, idempotency::ClientKey},
+    access::{callers::AgentCaller, idempotency::ClientKey},
     error::{InvalidInput, Missing},
     messages::posting::{Draft, PostedMessage, Sender, Target},
 };

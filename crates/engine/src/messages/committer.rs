@@ -23,7 +23,7 @@ use std::{
 };
 
 use chrono::DateTime;
-use relay_domain::{BatchId, GatewayId, JsonText, MessageId, WorkspaceId, messages::Message, metric_names, snowflake};
+use relay_domain::{BatchId, GatewayId, MessageId, WorkspaceId, messages::Message, metric_names, snowflake};
 use relay_store::{
     Store, StoreError,
     events::RecordedEvents,
@@ -36,8 +36,7 @@ use relay_tasks::{
 use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
-    Engine, EngineError, Inner, agents::lifecycle::encoded_length, error::Fault, events::Announcement,
-    messages::publisher::Committed,
+    Engine, EngineError, Inner, error::Fault, events::announcement::Announcement, messages::publisher::Committed,
 };
 
 /// Recipients of a batch: it is complete once it has that many.
@@ -143,7 +142,7 @@ fn lane(name: &'static str) -> QueueConfig<PendingSend, WorkspaceId> {
         batch_weight: BATCH_RECIPIENTS,
         interval: Duration::ZERO,
         key: |pending| pending.send.scope.workspace_id(),
-        bytes: |pending| held_bytes(&pending.send.message),
+        bytes: |pending| pending.send.message.held_bytes(),
         weight: recipient_count,
     }
 }
@@ -155,12 +154,6 @@ pub(crate) fn is_wide(send: &NewSend) -> bool {
 
 fn recipient_count(pending: &PendingSend) -> u64 {
     pending.send.recipients.len().max(1) as u64
-}
-
-/// Bytes of a message, apart from parts that are small in every message.
-pub(crate) fn held_bytes(message: &Message) -> usize {
-    let blocks = message.blocks.as_ref().map_or(0, JsonText::byte_len);
-    message.text.len() + blocks + message.metadata.byte_len() + encoded_length(&message.attachments)
 }
 
 /// Commits the batches of a lane until all senders are dropped.

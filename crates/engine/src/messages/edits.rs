@@ -12,7 +12,7 @@ use relay_wire::{events::data::MessageUpdated, field::ToValue as _};
 use super::Messages;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::{AgentCaller, Credential},
+    access::callers::{AgentCaller, Credential},
     channels::audiences::AudienceSource,
     error::{Denial, Missing},
     hints::SocketEvent,

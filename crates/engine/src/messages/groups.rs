@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     EngineError, EngineResult,
-    access::{authentication::AgentCaller, idempotency::ClientKey},
+    access::{callers::AgentCaller, idempotency::ClientKey},
     channels::conversations::CreatedGroup,
     error::TooLarge,
 };

@@ -10,7 +10,7 @@ use relay_store::{MessageHead, MessagePage};
 use relay_tasks::byte_budget::ByteLease;
 
 use super::Messages;
-use crate::{EngineError, EngineResult, access::authentication::Credential, core::Core, error::Missing, parts::Parts};
+use crate::{EngineError, EngineResult, access::callers::Credential, core::Core, error::Missing, parts::Parts};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (50, 100);

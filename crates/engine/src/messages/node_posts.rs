@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     EngineError, EngineResult,
-    access::{authentication::NodeCaller, idempotency::ClientKey},
+    access::{callers::NodeCaller, idempotency::ClientKey},
     error::Missing,
 };
 

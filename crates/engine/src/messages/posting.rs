@@ -36,7 +36,7 @@ pub(crate) use self::checks::{check_draft, check_frame};
 use super::Messages;
 use crate::{
     EngineError, EngineResult,
-    access::{authentication::AgentCaller, idempotency::ClientKey, rights::RightsCaller},
+    access::{callers::AgentCaller, idempotency::ClientKey, rights::RightsCaller},
     channels::audiences::AudienceSource,
     error::{BadCredential, Conflict, Denial, InvalidInput, Missing},
     hints::AgentNotices,

@@ -23,7 +23,7 @@ use relay_wire::{
 };
 use tokio::sync::{Semaphore, mpsc};
 
-use super::{Messages, committer::held_bytes};
+use super::Messages;
 use crate::{Engine, EngineResult, Inner, core::Core};
 
 /// Bound of the queue, in batches. Beyond it the outbox relay takes over.
@@ -72,7 +72,7 @@ impl Committed {
     /// Messages of a workspace, by id, without large ones: those are read from Postgres, so that the announcements that
     /// wait hold none.
     pub(crate) fn messages(&self, scope: WorkspaceScope) -> HashMap<MessageId, Message> {
-        let own = self.sends.iter().filter(|s| s.send.scope == scope && held_bytes(&s.send.message) <= INLINE_LIMIT);
+        let own = self.sends.iter().filter(|s| s.send.scope == scope && s.send.message.held_bytes() <= INLINE_LIMIT);
         own.map(|s| (s.send.message.id, s.send.message.clone())).collect()
     }
 
@@ -100,7 +100,7 @@ impl Committed {
     /// recipients that their copies would be large together.
     pub(crate) fn drop_unpublished_contents(&mut self) {
         for send in &mut self.sends {
-            let bytes = held_bytes(&send.send.message);
+            let bytes = send.send.message.held_bytes();
             if bytes > INLINE_LIMIT || bytes * send.rows.len() > COPIES_BYTES {
                 send.is_reference = true;
                 send.send.message.text.clear();

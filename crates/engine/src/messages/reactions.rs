@@ -13,7 +13,7 @@ use relay_wire::{events::data::MessageReacted, field::ToValue as _};
 use super::Messages;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::{AgentCaller, Credential},
+    access::callers::{AgentCaller, Credential},
     error::Missing,
 };
 

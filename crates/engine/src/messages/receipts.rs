@@ -14,7 +14,7 @@ use relay_wire::{
 use super::Messages;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::{AgentCaller, Credential},
+    access::callers::{AgentCaller, Credential},
     error::Missing,
 };
 

@@ -6,6 +6,7 @@ use relay_domain::{
     NodeId, ProviderName, WorkspaceScope,
     access::token::{TokenHash, TokenKind},
     agents::{DIRECT_MACHINE, check_machine},
+    encoded_length,
     names::{
         MAX_AGENT_NAME_BYTES, MAX_CAPABILITIES, MAX_NODE_ID_BYTES, MAX_NOTE_BYTES, MAX_TAGS, check_json_length,
         check_length, check_name, parse_node_name, strip_hash,
@@ -33,8 +34,7 @@ use super::Nodes;
 use crate::push::delivery::FormerSettings;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::{AgentCaller, Credential},
-    agents::lifecycle::encoded_length,
+    access::callers::{AgentCaller, Credential},
     error::{BadCredential, Conflict, InvalidInput, Limit, Missing},
 };
 

@@ -41,7 +41,7 @@ use self::{
 };
 use crate::{
     EngineError, EngineResult,
-    access::{authentication::Credential, limits::QuotaCache, tokens::Tokens},
+    access::{callers::Credential, limits::QuotaCache, tokens::Tokens},
     core::Core,
     error::{BadCredential, Denial},
     workspaces::suspensions::Suspensions,

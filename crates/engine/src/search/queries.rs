@@ -9,7 +9,7 @@ pub use relay_store::search::queries::FoundMessage;
 use relay_store::search::queries::{MAX_RANKED, Reader, SearchQuery};
 
 use super::Search;
-use crate::{EngineResult, access::authentication::Credential, parts::Parts};
+use crate::{EngineResult, access::callers::Credential, parts::Parts};
 
 /// Default and maximum page size.
 pub const SEARCH_PAGE: (i64, i64) = (20, 100);

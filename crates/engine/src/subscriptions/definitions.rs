@@ -19,7 +19,7 @@ use relay_store::subscriptions::definitions::{EncryptedSecret, NewSubscription};
 use super::Subscriptions;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::Credential,
+    access::callers::Credential,
     error::{Fault, Limit, Missing},
 };
 

@@ -10,7 +10,7 @@ pub use relay_store::workspaces::{
 };
 
 use super::Workspaces;
-use crate::{EngineResult, access::authentication::Credential, parts::Parts};
+use crate::{EngineResult, access::callers::Credential, parts::Parts};
 
 /// Default and maximum page size of the activity. Limits of up to 500 are accepted.
 pub const ACTIVITY_PAGE: (i64, i64) = (20, 100);

@@ -7,6 +7,7 @@ use relay_domain::{
         rights::RightChanges,
         token::{TOKEN_BYTES, TokenHash, TokenKind},
     },
+    encoded_length,
     names::{
         MAX_NOTE_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length, check_name,
     },
@@ -26,7 +27,6 @@ use super::Workspaces;
 use crate::{
     EngineError, EngineResult,
     access::{idempotency::ClientKey, secrets::Secrets},
-    agents::lifecycle::encoded_length,
     error::{Conflict, Fault, InvalidInput, Limit, Missing},
 };
 

@@ -6,7 +6,7 @@ use relay_store::Store;
 pub use relay_store::workspaces::usage::{Granularity, UsageRow};
 
 use super::Workspaces;
-use crate::{EngineError, EngineResult, access::authentication::Credential, error::Denial};
+use crate::{EngineError, EngineResult, access::callers::Credential, error::Denial};
 
 /// Bound of the buckets in one response: more than a day of minutes, two months of hours.
 const MAX_BUCKETS: i32 = 1500;

@@ -1,18 +1,11 @@
-//! Definitions of actions: [`ActionRow`] as read, [`NewAction`] as written. Called by the engine's action use cases.
+//! Definitions of actions as read: [`ActionRow`]. Called by the engine's action use cases.
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{ActionId, AgentId, NodeId, ProviderName, WorkspaceScope, nodes::CapabilityKind};
 use serde_json::Value;
 
-use crate::{
-    Store, StoreError, StoreResult,
-    actions::{handover::take_over_action, outcomes::OutcomeBatch},
-    decode::decode_row,
-    events::{self, Event, RecordedEvents},
-    nodes::capabilities,
-    sizes::ACTION_BYTES,
-};
+use crate::{Store, StoreError, StoreResult, decode::decode_row, sizes::ACTION_BYTES};
 
 /// Definition of an action with the names of its handler.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -38,46 +31,6 @@ pub struct ActionRow {
     pub created_at: DateTime<Utc>,
 }
 
-/// Definition of a new action, or replacement of the definition by the same handler.
-#[derive(Debug)]
-pub struct NewAction<'a> {
-    /// Id to use if the action is new.
-    pub action_id: ActionId,
-    pub name: &'a str,
-    pub description: &'a str,
-    /// Handling agent; exactly one of this and `handler_node` is set.
-    pub handler_agent: Option<AgentId>,
-    pub handler_node: Option<&'a NodeId>,
-    pub input_schema: &'a Value,
-    pub output_schema: &'a Value,
-    pub available_to: Option<&'a [String]>,
-    /// Maximum number of actions in the workspace.
-    pub limit: i64,
-    /// Event that is recorded in the same transaction.
-    pub event: Event,
-    pub at: DateTime<Utc>,
-}
-
-/// Result of [`Store::define_action`].
-#[derive(Debug)]
-pub enum DefineOutcome {
-    Stored {
-        /// `true` if the action did not exist before.
-        new: bool,
-        recorded: RecordedEvents,
-    },
-    /// The action has the new handler now.
-    TakenOver {
-        recorded: RecordedEvents,
-        /// Open invocations of the former handler.
-        failed: OutcomeBatch,
-    },
-    /// Another handler owns the name, and is live.
-    NameTaken,
-    /// The workspace has reached the limit.
-    TooMany,
-}
-
 macro_rules! select {
     ($rest:literal) => {
         concat!(
@@ -93,74 +46,6 @@ macro_rules! select {
 }
 
 impl Store {
-    /// Defines an action, or replaces the definition of the same handler. An action that a capability of the same node
-    /// defined becomes a REST definition. An action whose handler has not been live for
-    /// [`relay_domain::actions::TAKE_OVER_AFTER`] gets the new handler and keeps everything else.
-    pub async fn define_action(&self, scope: WorkspaceScope, new: &NewAction<'_>) -> StoreResult<DefineOutcome> {
-        let doing = "defining an action";
-        let workspace = scope.workspace_id();
-        let epoch = self.epoch(doing)?;
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        // Serialises with capabilities of brokers, which claim names in the same table.
-        capabilities::lock_names(&mut tx, scope).await?;
-        let existing: Vec<(ActionId, bool, Option<AgentId>, Option<NodeId>)> = sqlx::query_as(
-            "SELECT action_id, claims_name, handler_agent_id, handler_node_id FROM actions
-              WHERE workspace_id = $1 AND name = $2 AND (claims_name OR handler_node_id = $3)",
-        )
-        .bind(workspace)
-        .bind(new.name)
-        .bind(new.handler_node)
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        let same_handler = |agent: &Option<AgentId>, node: &Option<NodeId>| {
-            *agent == new.handler_agent && node.as_ref() == new.handler_node
-        };
-        let ours = existing.iter().find(|(_, _, agent, node)| same_handler(agent, node)).map(|(id, _, _, _)| *id);
-        if let Some((other, ..)) = existing.iter().find(|(id, claims, _, _)| *claims && Some(*id) != ours) {
-            // A definition of its own under the name that it would take over has to be deleted first.
-            let taken_over = match ours {
-                None => self.note_epoch(epoch, take_over_action(&mut tx, scope, *other, new, epoch).await)?,
-                Some(_) => None,
-            };
-            let Some((event, failed)) = taken_over else { return Ok(DefineOutcome::NameTaken) };
-            let recorded = events::append(&mut tx, scope, new.at, vec![event]).await?;
-            tx.commit().await.map_err(StoreError::from_commit(doing))?;
-            return Ok(DefineOutcome::TakenOver { recorded, failed });
-        }
-        let written = sqlx::query(
-            "INSERT INTO actions (workspace_id, action_id, name, description, claims_name, handler_agent_id,
-                                  handler_node_id, input_schema, output_schema, available_to, created_at)
-             SELECT $1, $2, $3, $4, true, $5, $6, $7, $8, $9, $10
-              WHERE $11 OR (SELECT count(*) FROM actions WHERE workspace_id = $1) < $12
-             ON CONFLICT (workspace_id, action_id) DO UPDATE
-                SET description = excluded.description, claims_name = true, provider = NULL,
-                    input_schema = excluded.input_schema, output_schema = excluded.output_schema,
-                    available_to = excluded.available_to",
-        )
-        .bind(workspace)
-        .bind(ours.unwrap_or(new.action_id))
-        .bind(new.name)
-        .bind(new.description)
-        .bind(new.handler_agent)
-        .bind(new.handler_node)
-        .bind(new.input_schema)
-        .bind(new.output_schema)
-        .bind(new.available_to)
-        .bind(new.at)
-        .bind(ours.is_some())
-        .bind(new.limit)
-        .execute(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        if written.rows_affected() == 0 {
-            return Ok(DefineOutcome::TooMany);
-        }
-        let recorded = events::append(&mut tx, scope, new.at, vec![new.event.clone()]).await?;
-        tx.commit().await.map_err(StoreError::from_commit(doing))?;
-        Ok(DefineOutcome::Stored { new: ours.is_none(), recorded })
-    }
-
     /// Returns the action that owns a name, unless its handler was deleted.
     pub async fn action(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<ActionRow>> {
         sqlx::query_as(select!(

@@ -3,9 +3,9 @@
 //! them; all three place and write in one transaction.
 
 pub(crate) mod candidates;
+pub mod defining;
 pub mod definitions;
 pub(crate) mod dispatches;
-pub(crate) mod handover;
 pub(crate) mod invocations;
 pub mod invoke;
 pub(crate) mod invoke_rows;

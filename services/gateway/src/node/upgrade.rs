@@ -15,7 +15,7 @@ use relay_domain::{
 };
 use relay_engine::{
     EngineError,
-    access::{authentication::Credential, limits::RateLimitSubject},
+    access::{callers::Credential, limits::RateLimitSubject},
     error::BadCredential,
 };
 use serde::Deserialize;

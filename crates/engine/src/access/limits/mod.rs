@@ -23,7 +23,7 @@ use relay_domain::{
 use self::account::{Account, ChargeOutcome};
 pub use self::quotas::{QuotaCache, Quotas};
 use self::unknown_tokens::UnknownTokens;
-use crate::{access::authentication::Credential, core::Core, observers::access::ObserverAccess};
+use crate::{access::callers::Credential, core::Core, observers::access::ObserverAccess};
 
 /// Bound of the accounts; further ones evict the least used, whose minute then starts over.
 const MAX_ACCOUNTS: u64 = 200_000;

@@ -14,7 +14,7 @@ use super::{AudienceSource, Draft, PostRequest, PostedMessage, QueuedReply, Send
 use crate::{
     EngineError, EngineResult,
     access::{
-        authentication::{AgentCaller, NodeCaller},
+        callers::{AgentCaller, NodeCaller},
         idempotency::ClientKey,
     },
     error::{Denial, InvalidInput},

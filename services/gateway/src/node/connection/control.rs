@@ -8,7 +8,7 @@ use std::time::Duration;
 use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash, names};
 use relay_engine::{
     Engine, EngineError,
-    access::authentication::{NodeCaller, NodeTokenState},
+    access::{authentication::NodeTokenState, callers::NodeCaller},
     actions::ProviderResultOutcome,
     error::{Conflict, Denial, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},

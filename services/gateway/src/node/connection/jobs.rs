@@ -8,7 +8,7 @@ use futures::{StreamExt as _, stream::BoxStream};
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
 use relay_engine::{
     Engine, EngineError, EngineResult,
-    access::authentication::NodeCaller,
+    access::callers::NodeCaller,
     mailboxes::serving::{Fence, LiveCopy, MailboxPosition, RepairRequest, RepairedMailbox},
 };
 use tokio::time::Instant;

@@ -40,7 +40,7 @@ use futures::{
 };
 use relay_domain::{AgentId, access::token::TokenHash, mailboxes::stream::Seq, metric_names};
 use relay_engine::{
-    access::authentication::NodeCaller,
+    access::callers::NodeCaller,
     mailboxes::serving::{CursorMove, LiveCopy},
 };
 use relay_tasks::{isolate, spawn_isolated};

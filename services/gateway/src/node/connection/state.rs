@@ -16,7 +16,7 @@ use relay_domain::{
     nodes::{tags::check_repo_tag, takeover::ProbeOutcome},
 };
 use relay_engine::{
-    access::authentication::NodeCaller,
+    access::callers::NodeCaller,
     mailboxes::serving::{Heartbeat, LiveCopy},
 };
 use relay_tasks::byte_budget::ByteLease;

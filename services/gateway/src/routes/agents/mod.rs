@@ -13,7 +13,7 @@ use relay_domain::{
 };
 use relay_engine::{
     Engine,
-    access::authentication::Credential,
+    access::callers::Credential,
     agents::{
         StatusRow,
         lifecycle::{ChangeAgent, RegisterAgent, SPAWN_KEY_PREFIX},

@@ -6,7 +6,7 @@ use axum::{extract::State, http::StatusCode};
 use relay_domain::{WorkspaceScope, channels::ChannelKind};
 use relay_engine::{
     Engine,
-    access::authentication::AgentCaller,
+    access::callers::AgentCaller,
     channels::lifecycle::{ChannelRow, MemberRow},
 };
 use relay_wire::channels as wire;

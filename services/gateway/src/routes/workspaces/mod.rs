@@ -8,7 +8,7 @@ use axum::{extract::State, http::StatusCode};
 use relay_domain::WorkspaceId;
 use relay_engine::{
     Engine, EngineError,
-    access::authentication::Credential,
+    access::callers::Credential,
     error::Missing,
     workspaces::lifecycle::{CreateWorkspace, WorkspaceChange, WorkspaceRow},
 };

@@ -7,7 +7,7 @@ use futures::StreamExt as _;
 use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
 use relay_engine::{
     EngineError,
-    access::authentication::NodeCaller,
+    access::callers::NodeCaller,
     mailboxes::serving::{
         Fence, LiveCopy, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayBody, ReplayFrame,
     },
