@@ -5,6 +5,8 @@
 //! heads sorted, event counters sorted. Two batches that share keys, mailboxes or workspaces therefore
 //! wait for each other and never deadlock. Cursors are only read.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
@@ -106,11 +108,13 @@ async fn read_back(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Vec<Send
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx("reading back deliveries"))?;
-        let deliveries = send.recipients.iter().map(|recipient| {
-            let row = rows.iter().find(|(agent_id, ..)| *agent_id == recipient.agent_id)?;
-            let (_, seq, node_id, provider, expires_at) = row.clone();
-            Some(WrittenDelivery { seq, node_id, provider, expires_at })
-        });
+        let mut written: HashMap<AgentId, WrittenDelivery> = rows
+            .into_iter()
+            .map(|(agent_id, seq, node_id, provider, expires_at)| {
+                (agent_id, WrittenDelivery { seq, node_id, provider, expires_at })
+            })
+            .collect();
+        let deliveries = send.recipients.iter().map(|recipient| written.remove(&recipient.agent_id));
         outcomes.push(SendOutcome::Committed(deliveries.collect()));
     }
     Ok(outcomes)

@@ -26,21 +26,20 @@ use crate::{
 /// Heads are locked in (workspace, agent) order, each mailbox's rows are ranked under that lock, and the first
 /// that fit under the depth cap get the next seqs. The depth of a mailbox is the distance from its settled
 /// floor to its head, less the settlements in between, which are counted only when the mailbox looks full.
-/// `MATERIALIZED` keeps the planner from evaluating the locking part more than once or in another order.
+/// `MATERIALIZED` keeps the planner from evaluating the locking part more than once or in another order. It locks while
+/// it joins: the planner expects few rows of a CTE, and would join two of them by comparing every row with every other.
 macro_rules! written_rows {
     () => {
         const_format::concatcp!(
             "locked AS MATERIALIZED (
-    SELECT h.workspace_id, h.agent_id, h.next_seq
-      FROM mailbox_heads h
-      JOIN (SELECT DISTINCT workspace_id, agent_id FROM want) AS k USING (workspace_id, agent_id)
-     ORDER BY h.workspace_id, h.agent_id
+    SELECT w.*, h.next_seq
+      FROM want w
+      JOIN mailbox_heads h USING (workspace_id, agent_id)
+     ORDER BY w.workspace_id, w.agent_id, w.ord
        FOR UPDATE OF h
 ), ranked AS (
-    SELECT w.*, l.next_seq,
-           row_number() OVER (PARTITION BY w.workspace_id, w.agent_id ORDER BY w.ord) AS rank
-      FROM want w
-      JOIN locked l USING (workspace_id, agent_id)
+    SELECT l.*, row_number() OVER (PARTITION BY l.workspace_id, l.agent_id ORDER BY l.ord) AS rank
+      FROM locked l
 ), fitted AS MATERIALIZED (
     SELECT r.*,
            CASE WHEN r.next_seq - 1 - c.settled_floor + r.rank <= r.depth THEN true

@@ -7,6 +7,7 @@
 mod fixture;
 
 mod acks;
+mod commits;
 mod nodes;
 mod numbering;
 mod placing;
