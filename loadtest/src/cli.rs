@@ -118,6 +118,12 @@ pub(crate) enum Scenario {
         #[arg(long, value_delimiter = ',', default_values_t = [100, 1000])]
         agents: Vec<usize>,
     },
+    /// Compare the cost of a message over one gateway and over two.
+    Gateways {
+        /// Number of connected receivers.
+        #[arg(long, default_value_t = 100)]
+        agents: usize,
+    },
     /// Send direct messages as in `saturate`, in batches.
     Batch {
         /// Number of connected receivers.
@@ -170,7 +176,7 @@ pub(crate) enum Scenario {
         #[arg(long, default_value_t = 100)]
         agents: usize,
     },
-    /// Measure gateway memory per idle connected agent.
+    /// Measure gateway memory per idle connected agent, and the CPU that idle agents cost.
     Idle {
         /// Number of agents on broker sockets, 100 per socket.
         #[arg(long, default_value_t = 10_000)]
@@ -215,7 +221,7 @@ pub(crate) enum Scenario {
         #[arg(long, default_value_t = 1_000_000)]
         messages: usize,
     },
-    /// Invoke actions on nodes that answer at once, at a rate and as a burst; compared with bare NATS requests.
+    /// Invoke actions on nodes that answer at once, at a rate and as a burst.
     Invoke {
         /// Number of nodes.
         #[arg(long, default_value_t = 20)]
@@ -267,8 +273,8 @@ pub(crate) enum Scenario {
         #[arg(long)]
         nats: String,
     },
-    /// Run the delivery scenarios with their defaults: all but `batch`, `rolling`, `observe`, `read`, `push`, `invoke`,
-    /// `placement`, `fair` and `node`.
+    /// Run the scenarios that are compared with a baseline, with their defaults: all but `rolling`, `observe`,
+    /// `subscriptions`, `placement`, `fair` and `node`, and `read` with a tenth of its messages.
     All,
 }
 

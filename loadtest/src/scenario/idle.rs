@@ -1,4 +1,4 @@
-//! `idle`: gateway memory per connected idle agent.
+//! `idle`: gateway memory per connected idle agent, and the CPU of gateway, Postgres and worker for all of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::collector::Collector;
 use crate::fleet::{Fleet, nodes};
 use crate::report::{Better, Ratio, Report};
 use crate::target::Target;
-use crate::usage::resident_kib;
+use crate::usage::{Cpu, Sample, resident_kib};
 use crate::window::Window;
 
 const ON_A_BROKER: usize = 100;
@@ -20,13 +20,15 @@ const ON_A_BROKER: usize = 100;
 const WARMING: usize = 50;
 /// Time between the last connect and the measurement: a heartbeat of each socket and a round of the silence check.
 const SETTLE: Duration = Duration::from_secs(20);
+/// Length of the window over which the CPU of idle agents is measured: two heartbeats of each socket.
+const IDLE: Duration = Duration::from_secs(60);
 
 /// Connects `brokered` agents, 100 on each socket, then `direct` agents with a socket each.
 pub(crate) async fn run(common: &Common, brokered: usize, direct: usize, report: &mut Report) -> Result<()> {
     // One gateway, which serves all sockets.
     let target = Target::start(common, 1).await?;
-    layout(common, &target, brokered, ON_A_BROKER, (20.0, 8.0), report).await?;
-    layout(common, &target, direct, 1, (32.0, 16.0), report).await
+    layout(common, &target, brokered, ON_A_BROKER, (6.0, 3.0), report).await?;
+    layout(common, &target, direct, 1, (20.0, 10.0), report).await
 }
 
 async fn layout(
@@ -61,6 +63,10 @@ async fn layout(
     let connecting = began.elapsed();
     sleep(if common.small { SETTLE / 10 } else { SETTLE }).await;
     let after = gateway();
+    let idle = Sample::now(&roots);
+    sleep(if common.small { IDLE / 10 } else { IDLE }).await;
+    let idle = Sample::now(&roots).since(&idle);
+    let of_core = 100.0 * idle.stack_total() / idle.wall_seconds;
 
     let name = format!("idle {agents}, {per_socket} a socket");
     let mut row = window.close(&name);
@@ -68,6 +74,8 @@ async fn layout(
     let kilobytes = after.saturating_sub(before) as f64 * 1.024 / agents as f64;
     row.figures.insert("gateway_kb_per_agent".into(), kilobytes);
     row.figures.insert("connect_seconds".into(), connecting.as_secs_f64());
+    row.figures.insert("idle_cpu_percent".into(), of_core);
+    row.notes.push(format!("idle: {of_core:.1} % of a core, of it {}", shares(&idle)));
     row.notes.push(format!(
         "gateway {} -> {} MiB = {kilobytes:.1} kB an agent; connected in {:.1} s",
         before / 1024,
@@ -75,6 +83,16 @@ async fn layout(
         connecting.as_secs_f64()
     ));
     report.add(row);
+    if agents >= 10_000 {
+        report.ratios.push(Ratio {
+            target: "idle CPU",
+            what: format!("% of a core for {agents} idle agents, {per_socket} a socket"),
+            value: of_core,
+            ship: 2.0,
+            goal: 0.5,
+            better: Better::Lower,
+        });
+    }
     // With too few agents the allocator dominates.
     if agents >= 1000 {
         report.ratios.push(Ratio {
@@ -87,4 +105,10 @@ async fn layout(
         });
     }
     Ok(())
+}
+
+/// Formats the CPU of each process in % of a core.
+fn shares(cpu: &Cpu) -> String {
+    let each = cpu.stack.iter().map(|(name, seconds)| format!("{name} {:.1}", 100.0 * seconds / cpu.wall_seconds));
+    each.collect::<Vec<_>>().join(", ")
 }

@@ -1,18 +1,16 @@
-//! `invoke`: actions placed on nodes that answer at once, at a rate and as a burst, compared with the same burst of
-//! bare NATS requests to as many responders.
+//! `invoke`: actions placed on nodes that answer at once, at a rate and as a burst.
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use futures::{FutureExt, StreamExt};
-use tokio::task::JoinSet;
+use anyhow::Result;
+use futures::FutureExt;
 
 use crate::api::{Agent, Workspace};
 use crate::cli::Common;
 use crate::collector::Collector;
 use crate::drive::Load;
 use crate::invoker::{CAPABILITY, Sockets};
-use crate::payload::{push_text, sent_at};
+use crate::payload::push_text;
 use crate::posts::Sender;
 use crate::report::{Better, Ratio, Report, Row};
 use crate::stats::Latency;
@@ -21,7 +19,7 @@ use crate::window::measure;
 
 /// Number of calling agents.
 const CALLERS: usize = 20;
-/// Maximum number of concurrent requests in the burst, of both kinds.
+/// Maximum number of concurrent requests in the burst.
 const AT_ONCE: usize = 256;
 /// Size of input and output in bytes.
 const BYTES: usize = 128;
@@ -42,25 +40,22 @@ pub(super) async fn run(common: &Common, nodes: usize, burst: usize, rate: f64, 
     let paced = Load::paced(rate, common.window());
     let (paced, to_frame) =
         window(&format!("invoke at {rate}/s over {nodes} nodes"), &target, (&asked, &told), &paced, send.clone()).await;
+    // CPU seconds of 100 000 outcomes are hundredths of a millisecond of each.
+    let cpu_ms = paced.cpu_per_100k().map(|seconds| seconds / 100.0);
     report.add(paced);
     let load = Load::counted(AT_ONCE, burst);
-    let (ours, _) =
+    let (burst_row, burst_to_frame) =
         window(&format!("invoke {burst} at once over {nodes} nodes"), &target, (&asked, &told), &load, send).await;
-    let seconds = ours.seconds;
-    report.add(ours);
-    if let Some(to_frame) = to_frame {
-        let what = format!("p99 from invoke to frame in ms at {rate}/s");
-        let value = to_frame.p99_ms;
-        report.ratios.push(Ratio { target: "invoke p99", what, value, ship: 50.0, goal: 20.0, better: Better::Lower });
-    }
-    if common.no_baselines {
-        return Ok(());
-    }
-    let bare = bare_requests(target.stack().nats_url(), nodes, burst).await?;
-    let what = format!("{burst} invocations in {seconds:.2} s ÷ as many NATS requests in {:.2} s", bare.seconds);
-    let value = seconds / bare.seconds;
-    report.add(bare);
-    report.ratios.push(Ratio { target: "invoke burst", what, value, ship: 20.0, goal: 5.0, better: Better::Lower });
+    report.add(burst_row);
+    let mut ratio = |target, what, value: Option<f64>, ship, goal| {
+        if let Some(value) = value {
+            report.ratios.push(Ratio { target, what, value, ship, goal, better: Better::Lower });
+        }
+    };
+    let p99 = |latency: Option<Latency>| latency.map(|latency| latency.p99_ms);
+    ratio("invoke CPU", format!("ms of CPU of an invocation at {rate}/s"), cpu_ms, 1.5, 0.7);
+    ratio("invoke p99", format!("p99 from invoke to frame in ms at {rate}/s"), p99(to_frame), 50.0, 20.0);
+    ratio("invoke burst", format!("p99 to the frame in ms, burst of {burst}"), p99(burst_to_frame), 150.0, 50.0);
     Ok(())
 }
 
@@ -105,40 +100,4 @@ fn invocations(workspace: &Workspace, callers: &[Agent]) -> impl Sender + use<> 
         }
         .boxed()
     }
-}
-
-/// Sends `count` requests over `responders` subjects with the same concurrency, each answered with its body.
-async fn bare_requests(url: String, responders: usize, count: usize) -> Result<Row> {
-    let server = async_nats::connect(&url).await.context("connect the responders")?;
-    let mut tasks = JoinSet::new();
-    for number in 0..responders {
-        let mut requests = server.subscribe(format!("bare.{number}")).await?;
-        let server = server.clone();
-        tasks.spawn(async move {
-            while let Some(request) = requests.next().await {
-                if let Some(reply) = request.reply {
-                    let _ = server.publish(reply, request.payload).await;
-                }
-            }
-        });
-    }
-    server.flush().await?;
-    let client = async_nats::connect(&url).await.context("connect the requester")?;
-    let collector = Arc::new(Collector::default());
-    let send = {
-        let (client, collector) = (client.clone(), Arc::clone(&collector));
-        move |number: usize, stamp: u64| {
-            let (client, collector) = (client.clone(), Arc::clone(&collector));
-            async move {
-                let mut body = String::new();
-                push_text(&mut body, stamp, BYTES);
-                let subject = format!("bare.{}", number % responders);
-                let answer = client.request(subject, body.into()).await?;
-                collector.delivered(sent_at(std::str::from_utf8(&answer.payload)?));
-                Ok(())
-            }
-        }
-    };
-    let load = Load::counted(AT_ONCE, count);
-    Ok(measure(&format!("bare NATS, {count} at once"), &Default::default(), &collector, &load, send).await)
 }

@@ -30,6 +30,7 @@ pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Repor
         Scenario::Baselines { agents } => baselines(common, common.scaled(*agents), report).await,
         Scenario::Send { rate, agents } => live::send(common, *rate, *agents, report).await,
         Scenario::Saturate { agents } => live::saturate(common, agents, report).await,
+        Scenario::Gateways { agents } => live::gateways(common, common.scaled(*agents), report).await,
         Scenario::Batch { agents, posts, senders_at_once } => {
             batch::run(common, common.scaled(*agents), (*posts).into(), (*senders_at_once).into(), report).await
         }
@@ -77,9 +78,14 @@ async fn all(common: &Common, report: &mut Report) -> Result<()> {
     live::send(common, 200.0, 1, report).await?;
     live::send(common, 1000.0, 100, report).await?;
     live::saturate(common, &[100, 1000], report).await?;
+    live::gateways(common, common.scaled(100), report).await?;
+    batch::run(common, common.scaled(100), 100, 16, report).await?;
     fanout::run(common, &[100, 1000], 16, report).await?;
     replay::run(common, common.scaled(10_000), common.scaled(100), report).await?;
     reconnect::run(common, common.scaled(10_000), 100, 10, report).await?;
+    invoke::run(common, 20, common.scaled(1000), 200.0, report).await?;
+    push::run(common, common.scaled(100), common.scaled(400), report).await?;
+    read::run(common, common.scaled(100_000), report).await?;
     idle::run(common, common.scaled(10_000), common.scaled(5_000), report).await
 }
 

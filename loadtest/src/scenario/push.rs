@@ -89,7 +89,7 @@ pub(crate) async fn run(common: &Common, endpoints: usize, each: usize, report: 
                     what: format!("{pushed:.0} dispatches/s / {plain:.0} of a plain loop of {}", client.name()),
                     value: pushed / plain,
                     ship: 0.6,
-                    goal: 0.6,
+                    goal: 0.8,
                     better: Better::Higher,
                 });
             }
