@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{AgentId, ChannelId, MessageId, messages::Message};
 
@@ -77,14 +77,4 @@ impl Event {
             body: EventBody::Message(message.id),
         }
     }
-}
-
-/// Builds the event of a changed agent status.
-#[must_use]
-pub fn status_event(agent: AgentId, name: &str, status: &str) -> Event {
-    let data = json!({
-        "agent_id": agent.to_string(), "agent_name": name, "status": status,
-        "agent": { "name": name, "id": agent.to_string() },
-    });
-    Event::new(format!("agent.status.{status}"), data).by_agent(agent)
 }

@@ -5,4 +5,4 @@ mod event;
 pub mod event_id;
 pub mod kind;
 
-pub use event::{Event, EventBody, status_event};
+pub use event::{Event, EventBody};

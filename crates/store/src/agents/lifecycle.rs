@@ -445,7 +445,7 @@ impl Store {
         let (former, agent) = (row.try_get::<AgentStatus, _>("former_status"), decode_agent(&row)?);
         let mut recorded = None;
         if former.map_err(StoreError::from_sqlx(doing))? != agent.status {
-            let event = status_event(agent.id, &agent.name, agent.status.as_str());
+            let event = status_event(agent.id, &agent.name, agent.status);
             recorded = Some(events::append(&mut tx, scope, at, vec![event]).await?);
         }
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
@@ -480,7 +480,7 @@ impl Store {
         let mut events = match former_status {
             AgentStatus::Offline => Vec::new(),
             AgentStatus::Active | AgentStatus::Idle | AgentStatus::Blocked | AgentStatus::Waiting => {
-                vec![status_event(agent_id, name, AgentStatus::Offline.as_str())]
+                vec![status_event(agent_id, name, AgentStatus::Offline)]
             }
         };
         if hosted_on.as_ref() == Some(&node_id) {

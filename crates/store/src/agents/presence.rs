@@ -119,7 +119,7 @@ async fn record_status_events(
     // Event heads are locked in this order, as in every transaction that appends to several workspaces.
     agents.sort_unstable();
     let events = agents.iter().map(|(workspace, agent, name)| {
-        (WorkspaceScope::from_engine_row(*workspace), status_event(*agent, name, status.as_str()))
+        (WorkspaceScope::from_engine_row(*workspace), status_event(*agent, name, status))
     });
     events::append_mixed(tx, at, events.collect()).await
 }
@@ -139,7 +139,7 @@ impl Store {
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let mut recorded = None;
         if let Some(name) = set_status(&mut tx, scope, agent, status, only_from, at).await? {
-            let event = status_event(agent, &name, status.as_str());
+            let event = status_event(agent, &name, status);
             recorded = Some(events::append(&mut tx, scope, at, vec![event]).await?);
         }
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;

@@ -102,7 +102,7 @@ impl Store {
         let events = match status {
             AgentStatus::Active => Vec::new(),
             AgentStatus::Idle | AgentStatus::Blocked | AgentStatus::Waiting | AgentStatus::Offline => {
-                vec![status_event(agent_id, name, AgentStatus::Active.as_str())]
+                vec![status_event(agent_id, name, AgentStatus::Active)]
             }
         };
         let recorded = events::append(&mut tx, scope, at, events).await?;

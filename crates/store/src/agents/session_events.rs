@@ -194,7 +194,7 @@ impl Store {
 fn observer_event(new: &NewSessionEvent<'_>, sequence: i64, status_changed: bool) -> Event {
     match new.status {
         Some(status) if status_changed => {
-            let event = events::status_event(new.agent_id, new.agent_name, status.as_str());
+            let event = events::status_event(new.agent_id, new.agent_name, status);
             if new.event_type == "status.changed" {
                 Event { kind: kind::AGENT_STATUS_CHANGED.into(), ..event }
             } else {

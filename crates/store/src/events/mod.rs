@@ -8,8 +8,12 @@ use std::borrow::Cow;
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-pub use relay_domain::events::{Event, EventBody, status_event};
-use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope};
+pub use relay_domain::events::{Event, EventBody};
+use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope, agents::AgentStatus};
+use relay_wire::{
+    events::recorded_data::{AgentStatusChanged, NamedAgent},
+    field::ToValue as _,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::{FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query, types::Json};
@@ -31,6 +35,14 @@ pub struct RecordedEvents {
     pub events: Vec<Event>,
     /// True if the workspace has observers.
     pub watched: bool,
+}
+
+/// Builds the event of a changed agent status.
+pub(crate) fn status_event(agent: AgentId, name: &str, status: AgentStatus) -> Event {
+    let agent_ref = NamedAgent { name, id: agent };
+    let status = status.as_str();
+    let data = AgentStatusChanged { agent_id: agent, agent_name: name, status, agent: agent_ref };
+    Event::new(format!("agent.status.{status}"), data.to_value()).by_agent(agent)
 }
 
 /// Stored form of an event. Short keys, because every event of a workspace is stored.

@@ -161,7 +161,7 @@ fn deletion_events(
 ) -> Vec<Event> {
     let were_online = left.iter().filter(|agent| agent.status != AgentStatus::Offline);
     let mut events: Vec<Event> =
-        were_online.map(|agent| status_event(agent.agent_id, &agent.name, "offline")).collect();
+        were_online.map(|agent| status_event(agent.agent_id, &agent.name, AgentStatus::Offline)).collect();
     if was_connected && deleted.role == NodeRole::Broker {
         let broker = Broker { scope, node_id: node.clone(), name: deleted.name.clone() };
         events.push(broker.offline_event("deleted"));

@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, NodeId, WorkspaceId, WorkspaceScope};
+use relay_domain::{AgentId, NodeId, WorkspaceId, WorkspaceScope, agents::AgentStatus};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -117,7 +117,7 @@ impl Store {
                 .await
                 .map_err(StoreError::from_sqlx(doing))?;
             let status = |(workspace, agent, name): (WorkspaceId, AgentId, String)| {
-                (WorkspaceScope::from_engine_row(workspace), status_event(agent, &name, "active"))
+                (WorkspaceScope::from_engine_row(workspace), status_event(agent, &name, AgentStatus::Active))
             };
             let recorded = events::append_mixed(&mut tx, at, returned.into_iter().map(status).collect()).await?;
             tx.commit().await.map_err(StoreError::from_sqlx(doing))?;

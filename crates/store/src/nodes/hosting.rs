@@ -157,8 +157,11 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(moved) = moved else { return Ok(None) };
         let (left, name, status): (NodeId, String, AgentStatus) = decode_row("agents", &moved)?;
-        let events =
-            if status == AgentStatus::Active { Vec::new() } else { vec![status_event(agent, &name, "active")] };
+        let events = if status == AgentStatus::Active {
+            Vec::new()
+        } else {
+            vec![status_event(agent, &name, AgentStatus::Active)]
+        };
         let recorded = events::append(&mut tx, fence.scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some((left, recorded)))
@@ -204,8 +207,11 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(left) = left else { return Ok(None) };
         let (name, status): (String, AgentStatus) = decode_row("agents", &left)?;
-        let mut events =
-            if status == AgentStatus::Offline { Vec::new() } else { vec![status_event(agent, &name, "offline")] };
+        let mut events = if status == AgentStatus::Offline {
+            Vec::new()
+        } else {
+            vec![status_event(agent, &name, AgentStatus::Offline)]
+        };
         events.extend(sessions::exit_events(&mut tx, fence.scope, &fence.node_id, &[agent], "deregistered").await?);
         let recorded = events::append(&mut tx, fence.scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
@@ -234,7 +240,7 @@ impl Store {
         let missing = mark_missing(&mut tx, fence, listed, at).await?;
         let mut events = changes.events;
         let offline: Vec<&MissingAgent> = missing.iter().filter(|agent| agent.was_online).collect();
-        events.extend(offline.iter().map(|agent| status_event(agent.agent_id, &agent.name, "offline")));
+        events.extend(offline.iter().map(|agent| status_event(agent.agent_id, &agent.name, AgentStatus::Offline)));
         let ended: Vec<AgentId> = missing.iter().filter(|agent| agent.was_hosted).map(|agent| agent.agent_id).collect();
         let missing: Vec<AgentId> = offline.into_iter().map(|agent| agent.agent_id).collect();
         let spawned: Vec<SpawnedAgent> = listed.iter().filter_map(spawned_agent).collect();
@@ -312,7 +318,7 @@ fn check_listed(
             changes.left.push(agent.node_id.clone());
         }
         if offline {
-            changes.events.push(status_event(entry.agent_id, &agent.name, "active"));
+            changes.events.push(status_event(entry.agent_id, &agent.name, AgentStatus::Active));
         }
         changes.rebound += usize::from(!here || other_provider || offline);
     }

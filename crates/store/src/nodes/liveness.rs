@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
+use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, agents::AgentStatus};
 use sqlx::{PgConnection, postgres::PgRow};
 
 use crate::{
@@ -205,7 +205,9 @@ pub(crate) async fn disconnect(
         });
     }
     let mut events: Vec<(WorkspaceScope, Event)> = Vec::with_capacity(agents.len() + nodes.len());
-    events.extend(agents.iter().map(|agent| (agent.scope, status_event(agent.agent_id, &agent.name, "offline"))));
+    events.extend(
+        agents.iter().map(|agent| (agent.scope, status_event(agent.agent_id, &agent.name, AgentStatus::Offline))),
+    );
     events.extend(nodes.iter().map(|node| (node.scope, node.offline_event(reason))));
     changed.recorded = events::append_mixed(tx, at, events).await?;
     changed.agents = agents;

@@ -7,6 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
     ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
+    agents::AgentStatus,
     nodes::{NodeKind, NodeRole, takeover::Incumbent},
 };
 use sqlx::PgConnection;
@@ -435,7 +436,7 @@ async fn commit_end(
     at: DateTime<Utc>,
 ) -> StoreResult<RecordedEvents> {
     let agents = ended.agents.iter().zip(&ended.names);
-    let mut events: Vec<Event> = agents.map(|(id, name)| status_event(*id, name, "offline")).collect();
+    let mut events: Vec<Event> = agents.map(|(id, name)| status_event(*id, name, AgentStatus::Offline)).collect();
     if !ended.direct {
         let (workspace, node) = ([fence.scope.workspace_id()], [fence.node_id.clone()]);
         let offline = presence::brokers_without_provider(&mut tx, &workspace, &node).await?;

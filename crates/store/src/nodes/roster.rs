@@ -287,7 +287,8 @@ impl Store {
         let agents: Vec<(AgentId, String, AgentStatus)> = decode_rows("agents", &rows)?;
         capabilities::remove_capabilities(&mut tx, ProviderKey { scope, node, provider }).await?;
         let were_online = agents.iter().filter(|(_, _, status)| *status != AgentStatus::Offline);
-        let mut events: Vec<Event> = were_online.map(|(id, name, _)| status_event(*id, name, "offline")).collect();
+        let mut events: Vec<Event> =
+            were_online.map(|(id, name, _)| status_event(*id, name, AgentStatus::Offline)).collect();
         if deleted.is_some_and(|(_, was_connected)| was_connected) {
             let (workspace, node) = ([scope.workspace_id()], [node.clone()]);
             let offline = presence::brokers_without_provider(&mut tx, &workspace, &node).await?;

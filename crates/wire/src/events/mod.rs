@@ -97,6 +97,9 @@ pub struct StreamClosed<'a> {
     pub reason: &'a str,
 }
 
+/// Answer to a `ping`.
+pub const PONG: &str = r#"{"type":"pong"}"#;
+
 /// Encodes the answer to a `resync`, sent after the replayed events.
 #[must_use]
 pub fn encode_resync_ack(last_seen_seq: i64, current_seq: i64, replayed: usize, gap_detected: bool) -> String {

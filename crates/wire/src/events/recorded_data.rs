@@ -9,6 +9,28 @@ use serde_json::Value;
 
 use crate::field::Timestamp;
 
+/// Data of `agent.status.*`.
+#[derive(Debug, Serialize)]
+pub struct AgentStatusChanged<'a> {
+    /// Id of the agent.
+    pub agent_id: AgentId,
+    /// Name of the agent.
+    pub agent_name: &'a str,
+    /// New status.
+    pub status: &'static str,
+    /// The agent with its name.
+    pub agent: NamedAgent<'a>,
+}
+
+/// Agent with its name, in an event.
+#[derive(Debug, Serialize)]
+pub struct NamedAgent<'a> {
+    /// Name of the agent.
+    pub name: &'a str,
+    /// Id of the agent.
+    pub id: AgentId,
+}
+
 /// Data of `delivery.accepted`.
 #[derive(Debug, Serialize)]
 pub struct DeliveryAccepted {

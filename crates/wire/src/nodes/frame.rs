@@ -4,7 +4,10 @@
 //! Decoding is lenient (unknown keys are ignored) and preserves the request's `id` whenever it is readable, because
 //! brokers wait for an answer with that id.
 
-use relay_domain::names::{MAX_JSON_DEPTH, contains_nul_escape, exceeds_max_depth};
+use relay_domain::{
+    AgentId,
+    names::{MAX_JSON_DEPTH, contains_nul_escape, exceeds_max_depth},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -391,6 +394,15 @@ pub fn encode_error(id: Option<&str>, code: &str, message: &str) -> String {
 pub fn encode_context_update(topic: &str, event: &str, agent_ids: &[String], data: &Value) -> String {
     json!({ "v": 1, "type": "context.update", "topic": topic, "event": event, "agent_ids": agent_ids, "data": data })
         .to_string()
+}
+
+/// Encodes the `delivery.accepted` that precedes the first `deliver` of a row to a direct node. Ids need no escaping.
+#[must_use]
+pub fn encode_delivery_accepted(agent: AgentId, delivery_id: &str) -> String {
+    let message_id = delivery_id.split('_').nth(1).unwrap_or_default();
+    format!(
+        r#"{{"v":1,"type":"context.update","topic":"agent","event":"delivery.accepted","agent_ids":["{agent}"],"data":{{"delivery_id":"{delivery_id}","message_id":"{message_id}"}}}}"#
+    )
 }
 
 /// Encodes a `deliver` frame outside the mailbox: seq 0, best-effort, with its own id (docs/protocol/node.md, "Event

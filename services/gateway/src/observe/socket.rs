@@ -21,7 +21,7 @@ use relay_engine::{
     events::{EventStream, LogEvent, StreamItem},
 };
 use relay_tasks::byte_budget::ByteLease;
-use relay_wire::events::{ObserverFrame, encode_resync_ack};
+use relay_wire::events::{ObserverFrame, PONG, encode_resync_ack};
 
 use super::access::{self, ObserverCredentials, ObserverWatch};
 use crate::{
@@ -245,7 +245,7 @@ impl Observer {
             Some(Ok(_)) => return Ok(()),
         };
         match ObserverFrame::decode(&text) {
-            Some(ObserverFrame::Ping) => self.send(vec![Message::Text(r#"{"type":"pong"}"#.into())]).await,
+            Some(ObserverFrame::Ping) => self.send(vec![Message::Text(PONG.into())]).await,
             Some(ObserverFrame::Resync { last_seen_seq }) => self.resync(last_seen_seq).await,
             // Subscriptions have no effect: an observer receives everything it may see. Unknown and malformed frames
             // are ignored, as clients expect.

@@ -281,7 +281,7 @@ impl ConnectionState {
             && seq > served.sent_before
             && let Some(id) = &frame.delivery_id
         {
-            let accepted = delivery_accepted_frame(agent, id);
+            let accepted = frame::encode_delivery_accepted(agent, id);
             self.send_text(accepted);
         }
         self.rows_moved = now;
@@ -415,15 +415,6 @@ fn outgoing_row(row_bytes: &BufferCount, row: ReplayFrame, now: Instant) -> Opti
 fn is_on_provider(location: &str, fence: &Fence) -> bool {
     let provider = location.strip_prefix(fence.node_id.as_str()).and_then(|rest| rest.strip_prefix('/'));
     provider.is_some_and(|provider| provider.is_empty() || provider == fence.provider.as_str())
-}
-
-/// Builds the `delivery.accepted` frame that precedes the first `deliver` of a row to a direct node. Ids need no
-/// escaping.
-fn delivery_accepted_frame(agent: AgentId, delivery_id: &str) -> String {
-    let message_id = delivery_id.split('_').nth(1).unwrap_or_default();
-    format!(
-        r#"{{"v":1,"type":"context.update","topic":"agent","event":"delivery.accepted","agent_ids":["{agent}"],"data":{{"delivery_id":"{delivery_id}","message_id":"{message_id}"}}}}"#
-    )
 }
 
 #[cfg(test)]
