@@ -237,7 +237,9 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
         builder.max_buf_size(self.limits.head_bytes);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(classify_error)?;
         // Ends when the sender is dropped or the peer closes; errors surface with the answer.
-        tokio::spawn(connection);
+        self.pool.spawn(async {
+            let _ = connection.await;
+        });
         Ok(sender)
     }
 

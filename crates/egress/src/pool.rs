@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1::SendRequest;
-use tokio::time::Instant;
+use tokio::{task::JoinSet, time::Instant};
 
 /// Maximum idle time of a connection. Common servers close theirs after 5 s, and a request that crosses with the close
 /// fails.
@@ -37,6 +37,8 @@ pub(crate) struct PoolKey {
 #[derive(Default)]
 pub(crate) struct Pool {
     idle: Mutex<Idle>,
+    /// Drivers of the connections, and the sweep.
+    tasks: Mutex<JoinSet<()>>,
 }
 
 #[derive(Default)]
@@ -47,6 +49,13 @@ struct Idle {
 }
 
 impl Pool {
+    /// Starts a task that ends with the pool at the latest.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
     /// Takes the most recently used connection with this key.
     pub(crate) fn take(&self, place: &PoolKey) -> Option<Connection> {
         let mut idle = self.lock();
@@ -73,7 +82,7 @@ impl Pool {
         connections.push((connection, Instant::now()));
         idle.count += 1;
         if !std::mem::replace(&mut idle.is_swept, true) {
-            tokio::spawn(sweep(Arc::downgrade(self)));
+            self.spawn(sweep(Arc::downgrade(self)));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{io, time::Duration};
 
+use relay_tasks::spawn_isolated;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -23,7 +24,7 @@ impl Shutdown {
         let shutdown = Self::default();
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let requested = shutdown.requested.clone();
-        tokio::spawn(async move {
+        spawn_isolated("shutdown", async move {
             tokio::select! {
                 _ = term.recv() => {}
                 _ = int.recv() => {}

@@ -22,7 +22,10 @@ use sqlx::{
     pool::PoolConnection,
     postgres::{PgQueryResult, PgRow, PgStatement, PgTypeInfo},
 };
-use tokio::time::{Instant, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 
 /// Time after its last use for which a connection counts as alive.
 const TRUSTED_FOR: Duration = Duration::from_secs(1);
@@ -55,6 +58,16 @@ struct Kept {
     connections: Vec<KeptConnection>,
     /// Callers that wait for the driver's pool. Connections return to it for them.
     waiting: usize,
+    /// Connections that are returned to the driver's pool.
+    returns: JoinSet<()>,
+}
+
+impl Kept {
+    /// Returns a connection to the driver's pool, apart from the caller.
+    fn give_back(&mut self, connection: PoolConnection<Postgres>, settle: &'static str) {
+        while self.returns.try_join_next().is_some() {}
+        self.returns.spawn(give_back(connection, settle));
+    }
 }
 
 #[derive(Debug)]
@@ -62,12 +75,6 @@ struct KeptConnection {
     connection: PoolConnection<Postgres>,
     taken_at: Instant,
     used_at: Instant,
-}
-
-impl KeptConnection {
-    fn give_back(self) {
-        tokio::spawn(give_back(self.connection, "SELECT"));
-    }
 }
 
 impl ConnectionPool {
@@ -126,7 +133,9 @@ impl ConnectionPool {
         let waiting = {
             let mut kept = self.lock();
             kept.waiting += 1;
-            kept.connections.drain(..).for_each(KeptConnection::give_back);
+            for unused in std::mem::take(&mut kept.connections) {
+                kept.give_back(unused.connection, "SELECT");
+            }
             Waiting(self)
         };
         let connection = self.driver.acquire().await;
@@ -147,7 +156,8 @@ impl ConnectionPool {
         }
         kept.connections.push(KeptConnection { connection, taken_at, used_at: Instant::now() });
         if kept.connections.first().is_some_and(|first| first.used_at.elapsed() > UNUSED_FOR) {
-            kept.connections.remove(0).give_back();
+            let unused = kept.connections.remove(0);
+            kept.give_back(unused.connection, "SELECT");
         }
     }
 
@@ -211,7 +221,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(connection) = self.connection.take() {
-            tokio::spawn(give_back(connection, "SELECT"));
+            self.pool.lock().give_back(connection, "SELECT");
         }
     }
 }
@@ -269,7 +279,7 @@ impl Transaction {
 impl Drop for Transaction {
     fn drop(&mut self) {
         if let (true, Some(connection)) = (self.is_open, self.lease.connection.take()) {
-            tokio::spawn(give_back(connection, "ROLLBACK"));
+            self.lease.pool.lock().give_back(connection, "ROLLBACK");
         }
     }
 }

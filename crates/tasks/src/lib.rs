@@ -2,7 +2,8 @@
 //! those of one request, connection, mailbox or endpoint, whose panic must not, [`batches`] for queues that one task
 //! empties, and [`byte_budget`] for message bodies in memory.
 //!
-//! Used by the engine and the services; nothing else calls `tokio::spawn` (`cargo xtask tidy`).
+//! Used by the engine, the dispatcher, the runtime and the services. No other crate of these calls `tokio::spawn`; a
+//! library crate owns a `JoinSet` (`cargo xtask tidy`).
 
 #![warn(missing_docs)]
 

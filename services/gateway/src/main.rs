@@ -99,7 +99,10 @@ async fn run() -> anyhow::Result<()> {
         }
     });
     let ready = state.clone();
-    metrics::export_metrics("relay-gateway", recorder.clone(), shutdown.token()).context("export metrics")?;
+    let export = metrics::export_metrics("relay-gateway", recorder.clone(), shutdown.token());
+    if let Some(export) = export.context("export metrics")? {
+        tasks.spawn("metrics-export", export);
+    }
     let (metrics_addr, metrics_server) =
         metrics::serve(config.metrics_listen, recorder, Arc::new(move || ready.is_ready()), shutdown.token())
             .await

@@ -39,7 +39,11 @@ async fn run() -> Result<()> {
     }
     let shutdown = Shutdown::on_signals().context("listen to signals")?;
 
-    metrics::export_metrics("relay-worker", recorder.clone(), shutdown.token()).context("export metrics")?;
+    let tasks = TaskSet::new(shutdown.token());
+    let export = metrics::export_metrics("relay-worker", recorder.clone(), shutdown.token());
+    if let Some(export) = export.context("export metrics")? {
+        tasks.spawn("metrics-export", export);
+    }
     // The probes answer from the start; the worker is ready once the loops run and Postgres answers.
     let loops: Arc<OnceCell<Arc<Loops>>> = Arc::default();
     let ready = Arc::clone(&loops);
@@ -48,7 +52,6 @@ async fn run() -> Result<()> {
         .await
         .with_context(|| format!("listen on {}", config.metrics_listen))?;
     tracing::info!(metrics.listen = %listening, "worker started");
-    let tasks = TaskSet::new(shutdown.token());
     let server = tasks.spawn("metrics-server", server);
 
     let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine(), &tasks)).await;

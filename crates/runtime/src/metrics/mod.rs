@@ -91,11 +91,11 @@ pub async fn serve(
     let addr = listener.local_addr()?;
     let upkeep = handle.prometheus.clone();
     let stopped = stop.clone();
-    tokio::spawn(async move {
+    let upkeep = async move {
         while stopped.run_until_cancelled(tokio::time::sleep(UPKEEP_INTERVAL)).await.is_some() {
             upkeep.run_upkeep();
         }
-    });
+    };
     let routes = Router::new()
         .route(
             "/metrics",
@@ -126,5 +126,8 @@ pub async fn serve(
         let routes = routes.clone();
         Some((move |request| routes.clone().oneshot(request), place))
     };
-    Ok((addr, server::serve(listener, Timeouts::default(), accept, stop)))
+    let serve = server::serve(listener, Timeouts::default(), accept, stop);
+    Ok((addr, async move {
+        tokio::join!(serve, upkeep);
+    }))
 }

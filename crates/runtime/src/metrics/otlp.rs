@@ -23,13 +23,17 @@ use tonic::{Request, metadata::MetadataMap, transport::Channel};
 use super::Handle;
 use crate::otel::{self, TelemetryConfig};
 
-/// Starts exporting metrics until `stop`, and once more at the end, if the environment enables it.
+/// Returns the task that exports metrics until `stop`, and once more at the end, if the environment enables it.
 ///
 /// # Errors
 /// If a variable of the export is invalid.
-pub fn export_metrics(service: &'static str, handle: Handle, stop: CancellationToken) -> Result<()> {
+pub fn export_metrics(
+    service: &'static str,
+    handle: Handle,
+    stop: CancellationToken,
+) -> Result<Option<impl Future<Output = ()> + Send + 'static>> {
     let config = TelemetryConfig::read()?;
-    let Some(target) = config.metrics else { return Ok(()) };
+    let Some(target) = config.metrics else { return Ok(None) };
     let mut exporter = MetricsExporter {
         client: MetricsServiceClient::new(target.channel()?),
         headers: target.metadata()?,
@@ -38,13 +42,12 @@ pub fn export_metrics(service: &'static str, handle: Handle, stop: CancellationT
         started_at: unix_nanos(),
         outage_logged: false,
     };
-    tokio::spawn(async move {
+    Ok(Some(async move {
         while stop.run_until_cancelled(tokio::time::sleep(config.period)).await.is_some() {
             exporter.send().await;
         }
         exporter.send().await;
-    });
-    Ok(())
+    }))
 }
 
 /// Builds the resource that spans use too. It distinguishes the processes of a service.
