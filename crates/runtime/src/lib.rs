@@ -5,6 +5,7 @@
 
 pub mod allocator;
 pub mod cost;
+mod environment;
 pub mod metrics;
 mod otel;
 pub mod server;

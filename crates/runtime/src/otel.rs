@@ -21,7 +21,7 @@ use tonic::{
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use self::variables::VARIABLES;
-use crate::settings::{Environment, ProcessEnvironment};
+use crate::environment::{Environment, ProcessEnvironment};
 
 /// Default of `RUST_LOG`. The drivers log every reconnect attempt, and the engine already logs the outage.
 const DEFAULT_FILTER: &str = "info,async_nats=warn,sqlx=warn,sqlx_core=warn";

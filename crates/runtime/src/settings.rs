@@ -23,6 +23,7 @@ use clap::{Arg, ArgAction, Command, Parser, builder::Resettable};
 use serde_json::{Value, json};
 
 use self::explain::{explain_as_json, explain_as_text};
+pub use crate::environment::{Environment, ProcessEnvironment};
 use crate::otel::TelemetryConfig;
 
 /// Variable that names the TOML file.
@@ -65,30 +66,6 @@ pub enum Startup<T> {
     Run(T),
     /// Print this and exit: with 0 if the settings are valid, otherwise with 1.
     Print { text: String, usable: bool },
-}
-
-/// Source of settings besides flags.
-pub trait Environment {
-    /// Returns the value of a variable; an empty one counts as unset.
-    fn variable(&self, name: &str) -> Option<String>;
-    /// Returns the content of a file, or why it cannot be read.
-    fn file(&self, path: &str) -> Result<String, String>;
-}
-
-/// Environment and files of this process.
-#[derive(Debug, Clone, Copy)]
-pub struct ProcessEnvironment;
-
-impl Environment for ProcessEnvironment {
-    fn variable(&self, name: &str) -> Option<String> {
-        // A value that is not UTF-8 is reported as invalid, not treated as unset.
-        let value = std::env::var_os(name)?.to_string_lossy().into_owned();
-        Some(value).filter(|value| !value.is_empty())
-    }
-
-    fn file(&self, path: &str) -> Result<String, String> {
-        std::fs::read_to_string(path).map_err(|error| error.to_string())
-    }
 }
 
 /// Reads the settings of this process. `None` if it was only asked to check or explain them, which has been done.

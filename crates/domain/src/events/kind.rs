@@ -4,7 +4,7 @@
 
 use chrono::{DateTime, Utc};
 
-use crate::{AgentId, ChannelId, observers::ObserverScope};
+use crate::{AgentId, ChannelId};
 
 /// A root message in a channel.
 pub const MESSAGE_CREATED: &str = "message.created";
@@ -149,38 +149,14 @@ pub struct EventFacts<'a> {
     pub created_at: DateTime<Utc>,
 }
 
-/// Returns the scope that an observer needs to see events of a kind, besides `stream:read`.
-///
-/// Every event of a conversation requires `dms:read`, whatever its kind.
-#[must_use]
-pub fn required_scope(kind: &str, has_conversation: bool) -> ObserverScope {
-    if has_conversation {
-        return ObserverScope::Dms;
-    }
-    match kind {
-        MESSAGE_REACTED => ObserverScope::Reactions,
-        THREAD_REPLY => ObserverScope::Threads,
-        WEBHOOK_RECEIVED => ObserverScope::Messages,
-        _ => match family(kind) {
-            "message" => ObserverScope::Messages,
-            "dm" | "group_dm" => ObserverScope::Dms,
-            "file" => ObserverScope::Files,
-            "agent" if kind.starts_with("agent.status.") => ObserverScope::Agents,
-            "channel" | "member" => ObserverScope::Channels,
-            "delivery" => ObserverScope::Deliveries,
-            "node" => ObserverScope::Nodes,
-            _ => ObserverScope::Activity,
-        },
-    }
-}
-
 /// Returns whether events of this kind always concern a channel. One without a channel id is then hidden from observers
 /// whose view is limited to some channels.
 pub(crate) fn has_channel_subject(kind: &str) -> bool {
     matches!(family(kind), "message" | "thread" | "channel" | "member" | "delivery" | "webhook")
 }
 
-fn family(kind: &str) -> &str {
+/// Returns the first part of a kind.
+pub(crate) fn family(kind: &str) -> &str {
     kind.split_once('.').map_or(kind, |(family, _)| family)
 }
 
@@ -189,62 +165,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-
-    #[test]
-    fn every_kind_requires_the_documented_scope() {
-        use ObserverScope::{Activity, Agents, Channels, Deliveries, Dms, Files, Messages, Nodes, Reactions, Threads};
-        for (kind, scope) in [
-            (MESSAGE_CREATED, Messages),
-            (MESSAGE_UPDATED, Messages),
-            (MESSAGE_READ, Messages),
-            (WEBHOOK_RECEIVED, Messages),
-            (THREAD_REPLY, Threads),
-            (MESSAGE_REACTED, Reactions),
-            (DM_RECEIVED, Dms),
-            (GROUP_DM_RECEIVED, Dms),
-            (FILE_UPLOADED, Files),
-            (AGENT_STATUS_CHANGED, Agents),
-            (AGENT_STATUS_ACTIVE, Agents),
-            (AGENT_STATUS_IDLE, Agents),
-            (AGENT_STATUS_BLOCKED, Agents),
-            (AGENT_STATUS_WAITING, Agents),
-            (AGENT_STATUS_OFFLINE, Agents),
-            (AGENT_IDENTITY_TAKEN_OVER, Activity),
-            (AGENT_EXITED, Activity),
-            (CHANNEL_CREATED, Channels),
-            (CHANNEL_UPDATED, Channels),
-            (CHANNEL_ARCHIVED, Channels),
-            (MEMBER_JOINED, Channels),
-            (MEMBER_LEFT, Channels),
-            (MEMBER_CHANNEL_MUTED, Channels),
-            (MEMBER_CHANNEL_UNMUTED, Channels),
-            (DELIVERY_ACCEPTED, Deliveries),
-            (DELIVERY_DELIVERED, Deliveries),
-            (DELIVERY_DEFERRED, Deliveries),
-            (DELIVERY_FAILED, Deliveries),
-            (NODE_REGISTERED, Nodes),
-            (NODE_DELETED, Nodes),
-            (NODE_ONLINE, Nodes),
-            (NODE_OFFLINE, Nodes),
-            (ACTION_REGISTERED, Activity),
-            (ACTION_INVOKED, Activity),
-            (ACTION_COMPLETED, Activity),
-            (ACTION_FAILED, Activity),
-            (ACTION_DENIED, Activity),
-            (TOKEN_CREATED, Activity),
-            (TOKEN_ROTATED, Activity),
-            (TOKEN_REVOKED, Activity),
-            (WORKSPACE_UPDATED, Activity),
-            (ACCESS_DENIED, Activity),
-            (ACTION_TAKEN_OVER, Activity),
-            ("harness.tool.called", Activity),
-            ("something", Activity),
-            ("", Activity),
-        ] {
-            assert_eq!(required_scope(kind, false), scope, "{kind}");
-            assert_eq!(required_scope(kind, true), Dms, "{kind} of a conversation");
-        }
-    }
 
     #[test]
     fn subscribable_kinds_are_named_once() {

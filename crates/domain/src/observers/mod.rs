@@ -4,14 +4,17 @@
 //! [`ObserverView::sees_event`], and for reads over REST with the finer functions. Routes check their own scope on
 //! entry; direct messages always require `dms:read` in addition.
 
+mod required_scope;
+
 use std::{fmt, str::FromStr};
 
 use chrono::{DateTime, DurationRound, SecondsFormat, TimeDelta, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
+use self::required_scope::required_scope;
 use crate::{
     AgentId, ChannelId,
-    events::kind::{EventFacts, FILE_UPLOADED, has_channel_subject, required_scope},
+    events::kind::{EventFacts, FILE_UPLOADED, has_channel_subject},
     names::{is_channel_name, strip_hash},
 };
 
