@@ -47,10 +47,7 @@ pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
 
 /// Checks that the message fits into a frame: no message may be accepted that cannot be delivered.
 pub(crate) fn check_frame(message: &Message) -> EngineResult<()> {
-    let extras = message.blocks.as_ref().map_or(0, JsonText::byte_len)
-        + message.metadata.byte_len()
-        + message.attachments.to_string().len();
-    if message.text.len() + extras <= ALWAYS_FITS_BYTES {
+    if message.held_bytes() <= ALWAYS_FITS_BYTES {
         return Ok(());
     }
     // Names of at most 128 bytes, escaped, and the frame's own keys.

@@ -21,7 +21,6 @@ mod served_agent;
 mod state;
 #[cfg(test)]
 mod state_tests;
-mod traces;
 
 use std::{
     collections::HashMap,
@@ -52,11 +51,10 @@ use self::{
     effects::{Conditions, Effect, Input},
     inbound::Inbound,
     jobs::{Job, JobResult, TailStream},
-    outbound::Outbound,
+    outbound::{DeliveryTraces, Outbound},
     registration::INTERNAL,
     served_agent::OutgoingFrame,
     state::{ConnectionState, NOT_REGISTERED},
-    traces::DeliveryTraces,
 };
 use super::registry::{Event, Handle};
 use crate::state::AppState;

@@ -1,6 +1,8 @@
-//! Outbound queue of a socket: a bounded channel and the task that writes it.
+//! Outbound queue of a socket: a bounded channel and the task that writes it. [`DeliveryTraces`] are the spans of the
+//! deliveries that leave through it, and of their acks.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -10,6 +12,7 @@ use std::{
 
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use futures::{SinkExt as _, stream::SplitSink};
+use relay_domain::mailboxes::stream::Seq;
 use tokio::sync::{Notify, mpsc};
 
 /// Deliveries queue up to this many bytes or frames. A slow socket thus stops its own agents only.
@@ -25,6 +28,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const CROWDED_FRAMES: usize = 1024;
 /// Time that the peer has to receive the close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Traced frames whose acks are awaited; the trace of further ones ends with the frame.
+const MAX_TRACED_FRAMES: usize = 64;
 
 #[derive(Default)]
 struct QueueState {
@@ -173,4 +178,91 @@ async fn drain_queue(
     }
     state.closed.store(true, Ordering::Relaxed);
     state.drained.notify_one();
+}
+
+/// Traced frames of one agent without an ack.
+#[derive(Debug, Default)]
+pub(super) struct DeliveryTraces {
+    /// Seq and trace context, oldest first.
+    frames: VecDeque<(Seq, String)>,
+}
+
+impl DeliveryTraces {
+    /// Writes a frame inside a span below `traceparent`, and remembers the span until the ack.
+    pub(super) fn in_delivery_span(
+        &mut self,
+        seq: Seq,
+        delivery_id: Option<&str>,
+        traceparent: &str,
+        write: impl FnOnce(),
+    ) {
+        let span = tracing::info_span!("node.deliver", delivery.seq = seq, delivery.id = delivery_id);
+        relay_trace::set_parent(&span, traceparent);
+        let _entered = span.enter();
+        write();
+        if self.frames.len() < MAX_TRACED_FRAMES
+            && let Some(sent) = relay_trace::current_traceparent()
+        {
+            self.frames.push_back((seq, sent));
+        }
+    }
+
+    /// Ends the traces of frames up to `floor` with an empty span, which marks the time of the ack.
+    pub(super) fn on_ack(&mut self, floor: Seq) {
+        while let Some((_, sent)) = self.frames.pop_front_if(|(seq, _)| *seq <= floor) {
+            let span = tracing::info_span!("node.ack", delivery.up_to_seq = floor);
+            relay_trace::set_parent(&span, &sent);
+            span.in_scope(|| {});
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outbound() -> (Outbound, mpsc::Receiver<Message>) {
+        let (sender, receiver) = mpsc::channel(SLOTS);
+        (Outbound { sender, state: Arc::default() }, receiver)
+    }
+
+    #[test]
+    fn deliveries_wait_at_512_frames_or_256_kib_and_requests_at_1024_frames() {
+        let (outbound, _receiver) = outbound();
+        for _ in 1..FULL_FRAMES {
+            outbound.send_text("x".into());
+        }
+        assert_eq!(outbound.room(), Room { bytes: FULL_BYTES - FULL_FRAMES + 1, frames: 1 });
+        assert!(!outbound.state.drain_awaited.load(Ordering::SeqCst));
+        outbound.send_ping();
+        assert!(outbound.room().is_empty() && !outbound.is_crowded());
+        assert!(outbound.state.drain_awaited.load(Ordering::SeqCst), "the writer reports that it has drained");
+        for _ in FULL_FRAMES..CROWDED_FRAMES {
+            outbound.send_ping();
+        }
+        assert!(outbound.is_crowded());
+        let (outbound, _receiver) = self::outbound();
+        outbound.send_text("x".repeat(FULL_BYTES).into());
+        assert!(outbound.is_full());
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_its_replies_loses_the_connection() {
+        let (outbound, _receiver) = outbound();
+        for _ in 0..SLOTS {
+            outbound.send_ping();
+        }
+        assert!(!outbound.is_closed());
+        outbound.send_ping();
+        assert!(outbound.is_closed());
+    }
+
+    #[test]
+    fn the_last_frame_may_be_larger_than_the_room() {
+        let mut room = Room { bytes: 10, frames: 3 };
+        room.take(4);
+        assert_eq!(room, Room { bytes: 6, frames: 2 });
+        room.take(100);
+        assert_eq!((room, room.is_empty()), (Room { bytes: 0, frames: 1 }, true));
+    }
 }
