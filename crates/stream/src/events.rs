@@ -11,7 +11,7 @@ use relay_domain::WorkspaceScope;
 
 use crate::{
     FrameKeys, Stream, StreamError, StreamResult,
-    mac::{Covered, MAC, MessageKind},
+    mac::{HeaderFields, MAC, MessageKind},
     subjects,
 };
 
@@ -60,7 +60,7 @@ impl EventTail {
 
     fn decode(&self, message: Message) -> Option<EventRecord> {
         let headers = message.headers.unwrap_or_default();
-        if !verify_record(&self.keys, MessageKind::Event, &self.subject, &headers, &message.payload) {
+        if !self.keys.verify_headers(MessageKind::Event, &self.subject, record_fields(&headers), &message.payload) {
             return None;
         }
         let number = |name: &str| headers.get(name)?.as_str().parse().ok();
@@ -68,23 +68,9 @@ impl EventTail {
     }
 }
 
-/// Headers of a record that its code covers.
-const COVERED: [&str; 3] = [MESSAGE_ID, FIRST, LAST];
-
-fn covered_fields(headers: &HeaderMap) -> [&str; COVERED.len()] {
-    COVERED.map(|name| headers.get(name).map_or("", |value| value.as_str()))
-}
-
-/// Returns whether a process of this installation has published this record on `subject`.
-pub(crate) fn verify_record(
-    keys: &FrameKeys,
-    kind: MessageKind,
-    subject: &str,
-    headers: &HeaderMap,
-    body: &[u8],
-) -> bool {
-    let code = headers.get(MAC).map(|value| value.as_str());
-    keys.verify(kind, code, &Covered { subject, fields: &covered_fields(headers), body })
+/// Returns the headers of a record that its code covers.
+pub(crate) const fn record_fields(headers: &HeaderMap) -> HeaderFields<'_> {
+    HeaderFields { headers, names: &[MESSAGE_ID, FIRST, LAST] }
 }
 
 impl Stream {
@@ -105,8 +91,7 @@ impl Stream {
         headers.insert(LAST, record.last_seq.to_string());
         let body = if record.body.len() > EVENT_RECORD_LIMIT { Bytes::new() } else { record.body };
         let subject = subjects::event_subject(scope);
-        let covered = Covered { subject: &subject, fields: &covered_fields(&headers), body: &body };
-        let code = self.identity.keys.sign(&covered);
+        let code = self.identity.keys.sign_headers(&subject, record_fields(&headers), &body);
         headers.insert(MAC, code);
         let ack =
             self.jetstream.publish_with_headers(subject, headers, body).await.map_err(StreamError::from_nats(doing))?;

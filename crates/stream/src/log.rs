@@ -13,7 +13,7 @@ use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq, shard::agent
 
 use crate::{
     FrameKeys, Stream, StreamError, StreamResult,
-    mac::{Covered, MAC, MessageKind},
+    mac::{HeaderFields, MAC, MessageKind},
     subjects,
 };
 
@@ -113,7 +113,7 @@ impl futures::Stream for Tail {
 impl Tail {
     fn decode(&self, message: Message) -> LiveCopy {
         let headers = message.headers.unwrap_or_default();
-        if !verify_frame(&self.keys, MessageKind::Delivery, &self.subject, &headers, &message.payload) {
+        if !self.keys.verify_headers(MessageKind::Delivery, &self.subject, frame_fields(&headers), &message.payload) {
             return LiveCopy::WakeUp;
         }
         decode_live_frame(&headers, message.payload).map_or(LiveCopy::WakeUp, LiveCopy::Frame)
@@ -131,23 +131,9 @@ fn decode_live_frame(headers: &HeaderMap, body: Bytes) -> Option<LiveFrame> {
     })
 }
 
-/// Headers of a frame that its code covers; an absent one is empty.
-const COVERED: [&str; 6] = [MESSAGE_ID, SEQ, LOCATION, REFERENCE, SENDER, TRACEPARENT];
-
-fn covered_fields(headers: &HeaderMap) -> [&str; COVERED.len()] {
-    COVERED.map(|name| headers.get(name).map_or("", |value| value.as_str()))
-}
-
-/// Returns whether a process of this installation has published this frame on `subject`.
-pub(crate) fn verify_frame(
-    keys: &FrameKeys,
-    kind: MessageKind,
-    subject: &str,
-    headers: &HeaderMap,
-    body: &[u8],
-) -> bool {
-    let code = headers.get(MAC).map(|value| value.as_str());
-    keys.verify(kind, code, &Covered { subject, fields: &covered_fields(headers), body })
+/// Returns the headers of a frame that its code covers.
+pub(crate) const fn frame_fields(headers: &HeaderMap) -> HeaderFields<'_> {
+    HeaderFields { headers, names: &[MESSAGE_ID, SEQ, LOCATION, REFERENCE, SENDER, TRACEPARENT] }
 }
 
 impl Stream {
@@ -173,8 +159,7 @@ impl Stream {
                 Bytes::new()
             });
             let subject = subjects::log_subject(frame.scope, frame.agent_id);
-            let covered = Covered { subject: &subject, fields: &covered_fields(&headers), body: &body };
-            let code = self.identity.keys.sign(&covered);
+            let code = self.identity.keys.sign_headers(&subject, frame_fields(&headers), &body);
             headers.insert(MAC, code);
             let ack = self
                 .jetstream
@@ -198,5 +183,53 @@ impl Stream {
             .await
             .map_err(StreamError::from_nats("tailing an agent's log"))?;
         Ok(Tail { subscriber, subject: subjects::log_subject(scope, agent), keys: self.identity.keys.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SUBJECT: &str = "d.1.7.9";
+
+    fn frame() -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [(MESSAGE_ID, "del_5_9"), (SEQ, "3"), (LOCATION, "node/broker")] {
+            headers.insert(name, value);
+        }
+        headers
+    }
+
+    #[test]
+    fn a_frame_is_believed_only_as_it_was_signed() {
+        let keys = FrameKeys::new([[7; 32]]);
+        let mut signed = frame();
+        signed.insert(MAC, keys.sign_headers(SUBJECT, frame_fields(&frame()), b"body"));
+        let is_believed = |headers: &HeaderMap, subject: &str, body: &[u8]| {
+            keys.verify_headers(MessageKind::Delivery, subject, frame_fields(headers), body)
+        };
+        assert!(is_believed(&signed, SUBJECT, b"body"));
+        for name in frame_fields(&signed).names {
+            let mut changed = signed.clone();
+            changed.insert(*name, "other");
+            assert!(!is_believed(&changed, SUBJECT, b"body"), "{name}");
+        }
+        assert!(!is_believed(&signed, "d.1.7.8", b"body"), "another agent's");
+        assert!(!is_believed(&signed, SUBJECT, b"other"));
+        assert!(!is_believed(&frame(), SUBJECT, b"body"), "without a code");
+    }
+
+    #[test]
+    fn a_frame_needs_its_seq_and_location_and_a_reference_has_no_body() {
+        let body = Bytes::from_static(b"body");
+        let decoded = decode_live_frame(&frame(), body.clone()).expect("complete");
+        assert_eq!((decoded.seq, decoded.location.as_str(), decoded.body.as_ref()), (3, "node/broker", Some(&body)));
+        let mut reference = frame();
+        reference.insert(REFERENCE, "postgres");
+        assert_eq!(decode_live_frame(&reference, body.clone()).expect("complete").body, None);
+        let mut unnumbered = frame();
+        unnumbered.insert(SEQ, "three");
+        assert!(decode_live_frame(&unnumbered, body.clone()).is_none());
+        assert!(decode_live_frame(&HeaderMap::new(), body).is_none());
     }
 }

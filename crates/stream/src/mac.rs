@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use async_nats::HeaderMap;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use relay_domain::metric_names::NATS_UNVERIFIED;
 use ring::hmac;
@@ -82,6 +83,19 @@ pub(crate) struct Covered<'a> {
     pub(crate) body: &'a [u8],
 }
 
+/// Headers that a receiver believes, and all headers of the message. One that is absent counts as empty.
+#[derive(Clone, Copy)]
+pub(crate) struct HeaderFields<'a> {
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) names: &'static [&'static str],
+}
+
+impl<'a> HeaderFields<'a> {
+    fn values(self) -> Vec<&'a str> {
+        self.names.iter().map(|name| self.headers.get(*name).map_or("", |value| value.as_str())).collect()
+    }
+}
+
 impl FrameKeys {
     /// Creates the keys from secrets of 32 bytes. Without any, nothing verifies.
     pub fn new(secrets: impl IntoIterator<Item = [u8; 32]>) -> Self {
@@ -102,6 +116,23 @@ impl FrameKeys {
         id.copy_from_slice(&key.id);
         tag.copy_from_slice(key.tag(covered).as_ref());
         URL_SAFE_NO_PAD.encode(code)
+    }
+
+    /// Returns the code of a message with headers.
+    pub(crate) fn sign_headers(&self, subject: &str, fields: HeaderFields<'_>, body: &[u8]) -> String {
+        self.sign(&Covered { subject, fields: &fields.values(), body })
+    }
+
+    /// Returns whether a process of this installation has published the message with these headers; counts it if not.
+    pub(crate) fn verify_headers(
+        &self,
+        kind: MessageKind,
+        subject: &str,
+        fields: HeaderFields<'_>,
+        body: &[u8],
+    ) -> bool {
+        let code = fields.headers.get(MAC).map(|value| value.as_str());
+        self.verify(kind, code, &Covered { subject, fields: &fields.values(), body })
     }
 
     /// Returns whether a process of this installation has published the message; counts it if not.

@@ -15,8 +15,8 @@ use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq}
 use crate::{
     Stream, StreamError, StreamResult,
     connection::{REBUILT, STREAMS},
-    events::{LAST, verify_record},
-    log::{MESSAGE_ID, REFERENCE, SENDER, SEQ, verify_frame},
+    events::{LAST, record_fields},
+    log::{MESSAGE_ID, REFERENCE, SENDER, SEQ, frame_fields},
     mac::MessageKind,
 };
 
@@ -150,7 +150,12 @@ impl Stream {
         let read = self.read_messages(LogKind::Events, from, to).await?;
         Ok(decode_page(read, |message| {
             let (subject, headers) = (message.subject.as_str(), &message.headers);
-            if !verify_record(&self.identity.keys, MessageKind::Logged, subject, headers, &message.payload) {
+            if !self.identity.keys.verify_headers(
+                MessageKind::Logged,
+                subject,
+                record_fields(headers),
+                &message.payload,
+            ) {
                 return None;
             }
             let workspace: WorkspaceId = subject.split('.').nth(2)?.parse().ok()?;
@@ -161,7 +166,12 @@ impl Stream {
 
     fn decode_logged_frame(&self, message: StreamMessage) -> Option<LoggedFrame> {
         let headers = &message.headers;
-        if !verify_frame(&self.identity.keys, MessageKind::Logged, &message.subject, headers, &message.payload) {
+        if !self.identity.keys.verify_headers(
+            MessageKind::Logged,
+            &message.subject,
+            frame_fields(headers),
+            &message.payload,
+        ) {
             return None;
         }
         let mut subject = message.subject.split('.').skip(2);
