@@ -357,3 +357,27 @@ impl<'a> KeyColumns<'a> {
         columns
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::{BatchId, GatewayId};
+
+    use super::*;
+    use crate::messages::batch::tests::send;
+
+    #[test]
+    fn a_delivery_without_a_seq_found_a_full_mailbox_and_without_an_event_nothing_was_written() {
+        let (id, gateway_id, sends) = (BatchId::new(1), GatewayId::new(1), vec![send(), send()]);
+        let batch = Batch { id, gateway_id, epoch: None, traceparent: None, sends };
+        let (node_id, expires_at) = (NodeId::new("n1"), DateTime::UNIX_EPOCH);
+        let written = Some(WrittenDelivery { seq: 8, node_id, provider: None, expires_at });
+        let rows = || vec![CommittedRow::Delivery(1, None), CommittedRow::Delivery(4, written.clone())];
+        assert!(StatementColumns::collect(&batch).outcome(&batch, rows()).is_none());
+        let numbered = CommittedRow::Events(send().scope.workspace_id(), 5, false);
+        let rows = rows().into_iter().chain([numbered]).collect();
+        let outcome = StatementColumns::collect(&batch).outcome(&batch, rows).expect("written");
+        let [SendOutcome::Committed(first), SendOutcome::Committed(second)] = &outcome.sends[..] else { panic!() };
+        assert_eq!((first, second), (&vec![None, None], &vec![None, written]));
+        assert_eq!((outcome.events.len(), outcome.events[0].first_seq, outcome.events[0].events.len()), (1, 5, 2));
+    }
+}

@@ -65,9 +65,9 @@ impl BatchFacts {
         self.agents.get(&(scope.workspace_id(), agent))
     }
 
-    /// Delivery TTL in seconds and mailbox depth.
-    pub(crate) fn workspace(&self, scope: WorkspaceScope) -> (i32, i32) {
-        self.workspaces.get(&scope.workspace_id()).map_or((3600, 1000), |facts| (facts.ttl_seconds, facts.depth))
+    /// Delivery TTL in seconds and mailbox depth; `None` if the workspace has ended.
+    pub(crate) fn workspace(&self, scope: WorkspaceScope) -> Option<(i32, i32)> {
+        self.workspaces.get(&scope.workspace_id()).map(|facts| (facts.ttl_seconds, facts.depth))
     }
 
     /// True while the workspace's event log has readers. Events of single deliveries are recorded only then.
@@ -107,7 +107,11 @@ impl FromRow<'_, PgRow> for FactRow {
                 depth: row.try_get("depth")?,
                 watched: row.try_get::<i64, _>("version")? == 1,
             }),
-            _ => Fact::BatchOpened,
+            "batch" => Fact::BatchOpened,
+            other => {
+                let source = format!("{other} is no kind of fact").into();
+                return Err(sqlx::Error::ColumnDecode { index: "kind".to_owned(), source });
+            }
         };
         Ok(Self { workspace_id: row.try_get("workspace_id")?, fact })
     }

@@ -255,7 +255,8 @@ impl<'a> BatchColumns<'a> {
         let mut columns = Self::default();
         for (nth, index) in open.iter().enumerate() {
             let send = &sends[*index];
-            let (ttl_seconds, depth) = facts.workspace(send.scope);
+            // Only current sends are open, whose workspace was read.
+            let Some((ttl_seconds, depth)) = facts.workspace(send.scope) else { continue };
             let ttl = send.ttl_ms.map_or_else(|| Duration::seconds(ttl_seconds.into()), Duration::milliseconds);
             columns.messages.push(send);
             columns.attachments.push(send);
