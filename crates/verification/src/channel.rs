@@ -7,16 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::Level;
 
-/// An echo that comes this early after the first byte of the injection is the expected case. A figure only.
-/// From the proposal that this verification implements.
-pub const EXPECTED_ECHO: Duration = Duration::from_millis(200);
-
 /// Without an echo for this long, file or MCP is the primary channel and the next message may be typed.
 /// From the proposal; published brokers show most real echoes well before it.
 pub const ECHO_PATIENCE: Duration = Duration::from_secs(2);
-
-/// A verification that takes longer counts as slow: the whole echo window of published brokers. A figure only.
-pub const SLOW_VERIFICATION: Duration = Duration::from_secs(5);
 
 /// A signal counts if it comes less than this long after the first byte of the injection. From the proposal.
 pub const SIGNAL_WINDOW: Duration = Duration::from_secs(15);

@@ -30,8 +30,6 @@ pub const WS_ADAPTER: &str = "ws.node.v1";
 pub const LISTED_NODES: (i64, i64) = (1_000, 5_000);
 /// Maximum number of bindings in the list of a node.
 pub const MAX_LISTED_BINDINGS: i64 = 20_000;
-/// Capability in which a broker reports the names of its live agents. It carries information and cannot be invoked.
-pub const LIVE_AGENTS_CAPABILITY: &str = "relay:live-agents:v1";
 
 /// Role of a node: one agent or many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::EnumString, strum::IntoStaticStr, strum::VariantArray)]
