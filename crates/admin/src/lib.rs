@@ -38,6 +38,11 @@ const CONNECTIONS: u32 = 2;
 /// Lease of the worker number for the ids of single rows, in seconds. It expires unused.
 const LEASE_SECONDS: i32 = 60;
 
+/// Returns the name under which this process owns leases.
+fn process_name() -> String {
+    format!("relayctl-{}", std::process::id())
+}
+
 /// Access of an operator to one installation.
 pub struct Admin {
     store: Store,
@@ -118,20 +123,21 @@ impl Admin {
         }
     }
 
+    /// Leases a worker number for the ids of this process.
+    async fn lease_ids(&self, owner: &str) -> EngineResult<IdSource> {
+        let worker = self.store.lease_worker_id(owner, LEASE_SECONDS).await?;
+        let ids = IdSource::new(worker.ok_or(EngineError::Internal(Fault::NoWorkerNumber))?.unsigned_abs());
+        ids.synchronize(&self.store).await?;
+        Ok(ids)
+    }
+
     /// Creates a workspace with its `general` channel.
     ///
     /// # Errors
     /// When the name is out of bounds.
     pub async fn create_workspace(&self, name: &str, plan: Plan) -> EngineResult<WorkspaceWithKey> {
         check_name("name", name, MAX_WORKSPACE_NAME_BYTES)?;
-        let owner = format!("relayctl-{}", std::process::id());
-        let worker = self
-            .store
-            .lease_worker_id(&owner, LEASE_SECONDS)
-            .await?
-            .ok_or(EngineError::Internal(Fault::NoWorkerNumber))?;
-        let ids = IdSource::new(worker.unsigned_abs());
-        ids.synchronize(&self.store).await?;
+        let ids = self.lease_ids(&process_name()).await?;
         let (key, hash) = new_token(TokenKind::Workspace)?;
         let workspace_id = WorkspaceId::new(ids.next_id());
         let new = NewWorkspace {

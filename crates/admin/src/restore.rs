@@ -7,11 +7,10 @@ use relay_store::recovery::DatabaseState;
 use relay_stream::{Clock, FrameKeys, NatsServers, ProcessIdentity, Stream};
 use tokio::time::Instant;
 
-use super::{Admin, LEASE_SECONDS};
+use super::{Admin, process_name};
 use relay_engine::{
-    EngineError, EngineResult, IdSource,
+    EngineError, EngineResult,
     access::secrets::{KeyList, load_frame_keys},
-    error::Fault,
     recovery::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport},
 };
 
@@ -44,14 +43,8 @@ impl Admin {
         margin: Option<Margin>,
         progress: impl FnMut(Progress) + Send,
     ) -> EngineResult<RestoreReport> {
-        let owner = format!("relayctl-{}", std::process::id());
-        let worker = self
-            .store
-            .lease_worker_id(&owner, LEASE_SECONDS)
-            .await?
-            .ok_or(EngineError::Internal(Fault::NoWorkerNumber))?;
-        let ids = IdSource::new(worker.unsigned_abs());
-        ids.synchronize(&self.store).await?;
+        let owner = process_name();
+        let ids = self.lease_ids(&owner).await?;
         let keys = load_frame_keys(&self.store, configured).await?;
         let stream = Stream::connect(nats, process_identity(owner, keys), NonZeroU8::MIN).await?;
         let since = Instant::now();
