@@ -24,13 +24,29 @@ struct Deliver<'a> {
     v: u8,
     #[serde(rename = "type")]
     kind: &'static str,
-    delivery_id: &'a str,
+    delivery_id: String,
     agent_id: String,
     agent: &'a str,
     msg_id: String,
     seq: i64,
     mode: &'a str,
     payload: &'a RawValue,
+}
+
+impl<'a> Deliver<'a> {
+    fn of_delivery(id: DeliveryId, agent: &'a str, seq: i64, mode: Mode, payload: &'a RawValue) -> Self {
+        Self {
+            v: 1,
+            kind: "deliver",
+            delivery_id: id.to_string(),
+            agent_id: id.agent.to_string(),
+            agent,
+            msg_id: delivered_message_id(&id),
+            seq,
+            mode: mode.as_str(),
+            payload,
+        }
+    }
 }
 
 /// Returns the message id for recipients. A redriven delivery has a new one, since brokers remember ids.
@@ -42,18 +58,7 @@ pub fn delivered_message_id(id: &DeliveryId) -> String {
 /// Encodes the `deliver` frame of a row.
 #[must_use]
 pub fn deliver_frame(id: DeliveryId, agent: &str, seq: i64, mode: Mode, payload: &RawValue) -> Bytes {
-    let msg_id = delivered_message_id(&id);
-    encode(&Deliver {
-        v: 1,
-        kind: "deliver",
-        delivery_id: &id.to_string(),
-        agent_id: id.agent.to_string(),
-        agent,
-        msg_id,
-        seq,
-        mode: mode.as_str(),
-        payload,
-    })
+    encode(&Deliver::of_delivery(id, agent, seq, mode, payload))
 }
 
 /// Encodes the tombstone of a seq that will never be delivered (docs/protocol/node.md, "Tombstones").
@@ -66,10 +71,10 @@ pub fn tombstone_frame(agent_id: AgentId, agent: &str, seq: i64) -> Bytes {
     encode(&Deliver {
         v: 1,
         kind: "deliver",
-        delivery_id: &id,
+        delivery_id: id.clone(),
         agent_id: agent_id.to_string(),
         agent,
-        msg_id: id.clone(),
+        msg_id: id,
         seq,
         mode: Mode::Wait.as_str(),
         payload: &payload,
@@ -125,19 +130,8 @@ impl SharedPayloads {
                 .or_insert_with(|| to_raw_value(&Payload { kind, data }).unwrap_or_default().into()),
             Content::Unread { .. } | Content::Dropped => return None,
         };
-        let id = row.id();
-        let mut head = serde_json::to_string(&Deliver {
-            v: 1,
-            kind: "deliver",
-            delivery_id: &id.to_string(),
-            agent_id: id.agent.to_string(),
-            agent: &row.agent_name,
-            msg_id: delivered_message_id(&id),
-            seq: row.seq,
-            mode: row.mode.as_str(),
-            payload: RawValue::NULL,
-        })
-        .unwrap_or_default();
+        let frame = Deliver::of_delivery(row.id(), &row.agent_name, row.seq, row.mode, RawValue::NULL);
+        let mut head = serde_json::to_string(&frame).unwrap_or_default();
         head.truncate(head.len().saturating_sub("null}".len()));
         Some(SharedFrame { head, payload: Arc::clone(payload) })
     }
