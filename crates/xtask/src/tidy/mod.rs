@@ -1,8 +1,10 @@
 //! `cargo xtask tidy`: the rules of docs/ and style that a machine can check. Each failure says where and why.
 
 mod boundaries;
+mod cycles;
 mod dependencies;
 mod folders;
+mod identifiers;
 mod length;
 mod migrations;
 mod names;
@@ -30,8 +32,10 @@ pub(crate) fn run() -> Result<()> {
     let mut findings = Vec::new();
     let checks = [
         boundaries::check,
+        cycles::check,
         dependencies::check,
         folders::check,
+        identifiers::check,
         length::check,
         migrations::check,
         names::check,
@@ -79,14 +83,49 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
-    /// [`Self::code_lines`] up to the unit tests, which end a file.
+    /// Whether the whole file is a module of unit tests.
+    fn is_test_module(&self) -> bool {
+        self.path.ends_with("tests.rs") || self.path.contains("_tests/")
+    }
+
+    /// [`Self::code_lines`] without modules of unit tests: one line if they are in another file, otherwise up to the
+    /// brace that closes them.
     fn production_lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.code_lines().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"))
+        let (mut is_attributed, mut is_within) = (false, false);
+        self.code_lines().filter(move |(_, line)| {
+            if is_within {
+                is_within = *line != "}";
+                return false;
+            }
+            if is_attributed {
+                is_attributed = line.starts_with("#[");
+                is_within = line.ends_with('{');
+                return false;
+            }
+            is_attributed = line.starts_with("#[cfg(test)]");
+            !is_attributed
+        })
     }
 
     /// Lines of code with their numbers; lines that are only a comment are left out.
     fn code_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         let numbered = self.text.lines().enumerate().map(|(index, line)| (index + 1, line));
         numbered.filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_item_behind_cfg_test_is_left_out() {
+        let text = "mod a;\n#[cfg(test)]\n#[path = \"x.rs\"]\nmod tests;\nfn b() {}\n#[cfg(test)]\nmod more {\n    \
+                    fn c() {\n    }\n}\nfn d() {}\n";
+        let source = Source { path: "a.rs".into(), text: text.into() };
+        assert_eq!(
+            source.production_lines().map(|(_, line)| line).collect::<Vec<_>>(),
+            ["mod a;", "fn b() {}", "fn d() {}"]
+        );
     }
 }
