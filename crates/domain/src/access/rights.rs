@@ -146,7 +146,7 @@ pub enum Actor {
     Agent {
         /// Id of the agent.
         id: AgentId,
-        /// Its rights.
+        /// Rights in force for it.
         rights: Rights,
     },
     /// Caller that is no agent, and has no rights.

@@ -50,7 +50,7 @@ impl ChannelKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::EnumString, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum MemberRole {
-    /// The creator.
+    /// Creator of the channel.
     Owner,
     /// Any other member.
     Member,

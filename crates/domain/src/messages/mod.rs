@@ -111,7 +111,7 @@ pub struct Message {
     pub channel_kind: ChannelKind,
     /// Public id of the conversation; `None` in a channel.
     pub conversation_id: Option<ConversationId>,
-    /// Author.
+    /// Agent that posted it.
     pub agent_id: AgentId,
     /// The author's name when the message was posted.
     pub agent_name: String,
@@ -119,7 +119,7 @@ pub struct Message {
     pub agent_kind: AgentKind,
     /// Root of the thread; `None` for a root.
     pub thread_id: Option<MessageId>,
-    /// Text.
+    /// Text as last edited.
     pub text: String,
     /// Rich blocks, passed through.
     pub blocks: Option<JsonText>,
@@ -205,7 +205,7 @@ impl From<Message> for ListedMessage {
 /// All reactions to a message with one emoji.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReactionCount {
-    /// Emoji.
+    /// Emoji of these reactions.
     pub emoji: String,
     /// Number of agents.
     pub count: i64,

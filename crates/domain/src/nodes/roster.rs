@@ -61,7 +61,7 @@ pub struct Node {
     pub delivery_adapter: String,
     /// Capabilities set over REST, as JSON objects.
     pub capabilities: Vec<Value>,
-    /// Free-form tags.
+    /// Tags in the words of the node's owner.
     pub tags: Vec<String>,
     /// Version of the software, as text.
     pub version: Option<String>,
@@ -84,7 +84,7 @@ pub struct NodeProvider {
     pub name: ProviderName,
     /// Advertised capabilities, as JSON objects.
     pub capabilities: Vec<Value>,
-    /// Free-form tags.
+    /// Tags in the words of the node's owner.
     pub tags: Vec<String>,
     /// Version of the software, as text.
     pub version: Option<String>,

@@ -16,7 +16,7 @@ pub struct AgentStatusChanged<'a> {
     pub agent_id: AgentId,
     /// Name of the agent.
     pub agent_name: &'a str,
-    /// New status.
+    /// Status from now on.
     pub status: &'static str,
     /// The agent with its name.
     pub agent: NamedAgent<'a>,
