@@ -171,6 +171,7 @@ export async function actions({ relay, there, agents: { ada, bob, cyd } }, { age
   same('a trigger is listed', shown(await there.triggers.list(), 'id'), [[trigger.id]]);
   same('and shown', (await there.triggers.get(trigger.id)).actionName, 'double');
   same('it is changed', (await relay.triggers.update(trigger.id, { enabled: false })).enabled, false);
+  same('a mention may be a boolean', (await relay.triggers.update(trigger.id, { mention: true })).mention, true);
   await relay.triggers.delete(trigger.id);
   await refused('and is gone when deleted', 'not_found', () => there.triggers.get(trigger.id));
   same('who has no machine is released at once', (await relay.agents.release({ name: 'dora' })).status, 'completed');

@@ -43,6 +43,11 @@ impl OriginClient {
         matches!(self, Self::Rust | Self::Broker)
     }
 
+    /// Returns whether the condition `mention` of a trigger must be a boolean or null; the name of an agent is `true`.
+    pub const fn takes_mention_as_flag(self) -> bool {
+        matches!(self, Self::Rust | Self::Broker)
+    }
+
     /// Returns whether `handler_agent` of an action must be a string, never null.
     pub const fn takes_no_null_handler(self) -> bool {
         matches!(self, Self::Rust | Self::Broker)

@@ -9,9 +9,9 @@ use relay_testkit::client::Api;
 use relay_testkit::stack::Stack;
 use relay_testkit::wait;
 use relaycast::types::{
-    CreateObserverTokenRequest, CreateWebhookRequest, EmitSessionEventRequest, FileListOptions, ListSessionEventsQuery,
-    ObserverScope, ObserverTokenFilters, SearchOptions, SetSystemPromptRequest, UpdateObserverTokenRequest,
-    UploadRequest, WebhookTriggerRequest,
+    CreateObserverTokenRequest, CreateTriggerRequest, CreateWebhookRequest, EmitSessionEventRequest, FileListOptions,
+    ListSessionEventsQuery, ObserverScope, ObserverTokenFilters, SearchOptions, SetSystemPromptRequest,
+    UpdateObserverTokenRequest, UploadRequest, WebhookTriggerRequest,
 };
 use relaycast::{
     AgentClient, CreateAgentRequest, CreateChannelRequest, CreateGroupDmRequest, EventReceiver, RelayCast,
@@ -308,5 +308,17 @@ async fn the_rust_sdk_reads_an_outcome_that_is_not_an_object() -> Result<()> {
     let read = ada.get_action_invocation("count", &asked.invocation_id).await?;
     let output = serde_json::Value::Object(read.output.context("an output")?);
     assert_eq!(output, serde_json::json!({ "value": [1, 2] }));
+    // The condition of a trigger is a boolean to this client, and may be the name of an agent elsewhere.
+    let request = CreateTriggerRequest {
+        channel: None,
+        pattern: None,
+        mention: Some(true),
+        action_name: "count".to_owned(),
+        enabled: None,
+    };
+    assert_eq!(there.create_trigger(request).await?.mention, Some(true));
+    key.post("/v1/triggers", serde_json::json!({ "mention": "@bob", "action_name": "count" })).await?.success()?;
+    let listed = there.list_triggers().await?;
+    assert_eq!(listed.iter().map(|trigger| trigger.mention).collect::<Vec<_>>(), [Some(true), Some(true)]);
     gateways.compare("rust_actions")
 }

@@ -1,5 +1,7 @@
 //! Triggers: rules that invoke an action for matching messages.
 
+use std::{convert::Infallible, str::FromStr};
+
 /// Maximum number of triggers in one workspace.
 pub const MAX_PER_WORKSPACE: i64 = 500;
 /// Maximum length of a pattern, in bytes.
@@ -19,14 +21,68 @@ pub struct TriggerFacts<'a> {
     pub mentions: &'a [String],
 }
 
+/// Condition of a trigger on the agents that a message mentions.
+///
+/// Stored as text. The texts of the first two contain no name, so that a version which knows names only matches no
+/// message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MentionFilter {
+    /// Any message: the condition `false`.
+    Unrestricted,
+    /// A message that mentions at least one agent: the condition `true`.
+    AnyAgent,
+    /// A message that mentions this agent; a leading `@` is ignored.
+    Agent(String),
+}
+
+impl MentionFilter {
+    const UNRESTRICTED: &str = "";
+    const ANY_AGENT: &str = "@";
+
+    /// Returns the stored text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Unrestricted => Self::UNRESTRICTED,
+            Self::AnyAgent => Self::ANY_AGENT,
+            Self::Agent(name) => name,
+        }
+    }
+
+    fn matches(&self, mentions: &[String]) -> bool {
+        match self {
+            Self::Unrestricted => true,
+            Self::AnyAgent => !mentions.is_empty(),
+            Self::Agent(name) => {
+                let name = name.strip_prefix('@').unwrap_or(name);
+                mentions.iter().any(|mentioned| mentioned == name)
+            }
+        }
+    }
+}
+
+impl FromStr for MentionFilter {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            Self::UNRESTRICTED => Self::Unrestricted,
+            Self::ANY_AGENT => Self::AnyAgent,
+            name => Self::Agent(name.to_owned()),
+        })
+    }
+}
+
+#[cfg(feature = "sqlx")]
+crate::columns::text_column!(MentionFilter);
+
 /// Returns whether a message matches the channel and mention filters of a trigger; an absent filter matches everything.
 /// The text pattern is matched by the engine.
 #[must_use]
-pub fn matches_scope(channel: Option<&str>, mention: Option<&str>, seen: &TriggerFacts<'_>) -> bool {
+pub fn matches_scope(channel: Option<&str>, mention: Option<&MentionFilter>, seen: &TriggerFacts<'_>) -> bool {
     let channel = channel.map(|channel| channel.strip_prefix('#').unwrap_or(channel));
-    let mention = mention.map(|name| name.strip_prefix('@').unwrap_or(name));
     channel.is_none_or(|channel| channel == seen.channel)
-        && mention.is_none_or(|name| seen.mentions.iter().any(|known| known == name))
+        && mention.is_none_or(|mention| mention.matches(seen.mentions))
 }
 
 #[cfg(test)]
@@ -49,7 +105,29 @@ mod tests {
             (Some("#general"), Some("@eve"), false),
             (Some("#random"), Some("@ada"), false),
         ] {
-            assert_eq!(matches_scope(channel, mention, &seen), expected, "{channel:?} {mention:?}");
+            let filter = mention.map(|name| MentionFilter::Agent(name.to_owned()));
+            assert_eq!(matches_scope(channel, filter.as_ref(), &seen), expected, "{channel:?} {mention:?}");
+        }
+    }
+
+    #[test]
+    fn any_mention_matches_a_message_with_one() {
+        let mentions = ["bob".to_owned()];
+        for (filter, mentions, expected) in [
+            (MentionFilter::AnyAgent, &mentions[..], true),
+            (MentionFilter::AnyAgent, &[], false),
+            (MentionFilter::Unrestricted, &mentions, true),
+            (MentionFilter::Unrestricted, &[], true),
+        ] {
+            let seen = TriggerFacts { channel: "general", mentions };
+            assert_eq!(matches_scope(None, Some(&filter), &seen), expected, "{filter:?} {mentions:?}");
+        }
+    }
+
+    #[test]
+    fn stored_filters_are_read_back() {
+        for filter in [MentionFilter::Unrestricted, MentionFilter::AnyAgent, MentionFilter::Agent("@bob".to_owned())] {
+            assert_eq!(filter.as_str().parse(), Ok(filter.clone()));
         }
     }
 }

@@ -62,7 +62,7 @@ impl CompiledTrigger {
     fn matches(&self, seq: i64, message: &Message) -> bool {
         let seen = TriggerFacts { channel: &message.channel_name, mentions: &message.mentions };
         seq > self.row.after_seq
-            && matches_scope(self.row.channel.as_deref(), self.row.mention.as_deref(), &seen)
+            && matches_scope(self.row.channel.as_deref(), self.row.mention.as_ref(), &seen)
             && self.pattern.as_ref().is_none_or(|pattern| pattern.matches(&message.text))
     }
 }

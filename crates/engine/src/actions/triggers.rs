@@ -5,7 +5,7 @@ use relay_domain::{
     access::rights::{Operation, Refusal, Right},
     actions::{
         MAX_VALUE_BYTES, SPAWN_PREFIX, WORKSPACE_CALLER, is_reserved,
-        trigger::{MAX_COMPILED_BYTES, MAX_PATTERN_BYTES, MAX_PER_WORKSPACE, MIN_INTERVAL_SECONDS},
+        trigger::{MAX_COMPILED_BYTES, MAX_PATTERN_BYTES, MAX_PER_WORKSPACE, MIN_INTERVAL_SECONDS, MentionFilter},
     },
     encoded_length,
     messages::{Message, client_metadata},
@@ -38,8 +38,8 @@ pub struct NewTrigger {
     pub channel: Option<String>,
     /// Only texts that match this pattern.
     pub pattern: Option<String>,
-    /// Only messages that mention this agent.
-    pub mention: Option<String>,
+    /// Only messages with these mentions.
+    pub mention: Option<MentionFilter>,
     pub action_name: String,
     pub enabled: bool,
     pub min_interval_seconds: i32,
@@ -323,10 +323,11 @@ fn checked_pattern(pattern: Option<String>) -> EngineResult<Option<String>> {
     Ok(Some(pattern))
 }
 
-fn checked_mention(mention: Option<String>) -> EngineResult<Option<String>> {
-    let Some(mention) = mention.filter(|mention| !mention.is_empty()) else { return Ok(None) };
-    check_name("mention", mention.strip_prefix('@').unwrap_or(&mention), MAX_AGENT_NAME_BYTES)?;
-    Ok(Some(mention))
+fn checked_mention(mention: Option<MentionFilter>) -> EngineResult<Option<MentionFilter>> {
+    if let Some(MentionFilter::Agent(name)) = &mention {
+        check_name("mention", name.strip_prefix('@').unwrap_or(name), MAX_AGENT_NAME_BYTES)?;
+    }
+    Ok(mention)
 }
 
 fn checked_interval(seconds: i32) -> EngineResult<i32> {

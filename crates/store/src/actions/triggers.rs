@@ -5,7 +5,7 @@
 //! the engine's trigger use cases and its trigger worker.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, MessageId, TriggerId, WorkspaceId, WorkspaceScope};
+use relay_domain::{AgentId, MessageId, TriggerId, WorkspaceId, WorkspaceScope, actions::trigger::MentionFilter};
 use sqlx::PgConnection;
 
 use crate::{Store, StoreError, StoreResult};
@@ -17,8 +17,8 @@ pub struct TriggerRow {
     pub channel: Option<String>,
     /// Matches only texts that contain this pattern.
     pub pattern: Option<String>,
-    /// Matches only messages that mention this agent.
-    pub mention: Option<String>,
+    /// Matches only messages with these mentions.
+    pub mention: Option<MentionFilter>,
     pub action_name: String,
     pub enabled: bool,
     /// Seq of the last event before the trigger was enabled; it matches later ones only.
@@ -39,7 +39,7 @@ pub struct TriggerRow {
 pub struct TriggerChange {
     pub channel: Option<Option<String>>,
     pub pattern: Option<Option<String>>,
-    pub mention: Option<Option<String>>,
+    pub mention: Option<Option<MentionFilter>>,
     pub action_name: Option<String>,
     pub enabled: Option<bool>,
     pub min_interval_seconds: Option<i32>,

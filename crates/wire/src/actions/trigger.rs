@@ -1,6 +1,6 @@
 //! Request and response bodies of the trigger routes.
 
-use relay_domain::{AgentId, ChannelId, JsonText, MessageId, TriggerId};
+use relay_domain::{AgentId, ChannelId, JsonText, MessageId, TriggerId, actions::trigger};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -17,10 +17,9 @@ pub struct CreateTriggerBody {
     #[serde(default)]
     #[schema(max_length = 512, example = "^deploy\\b")]
     pub pattern: Option<String>,
-    /// Only messages that mention this agent; a leading `@` is ignored.
+    /// Only messages that mention this agent, or any for `true`.
     #[serde(default)]
-    #[schema(example = "lead")]
-    pub mention: Option<String>,
+    pub mention: Option<MentionFilter>,
     /// Name of the action to invoke.
     #[schema(example = "deploy")]
     pub action_name: String,
@@ -44,10 +43,10 @@ pub struct UpdateTriggerBody {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<String>, max_length = 512, example = "^deploy\\b")]
     pub pattern: Option<Option<String>>,
-    /// Only messages that mention this agent; null removes the filter.
+    /// Only messages that mention this agent, or any for `true`; null removes the filter.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<String>, example = "lead")]
-    pub mention: Option<Option<String>>,
+    #[schema(value_type = Option<MentionFilter>)]
+    pub mention: Option<Option<MentionFilter>>,
     /// Name of the action to invoke.
     #[serde(default)]
     #[schema(example = "deploy")]
@@ -59,6 +58,40 @@ pub struct UpdateTriggerBody {
     #[serde(default)]
     #[schema(minimum = 0, maximum = 86_400)]
     pub min_interval_seconds: Option<i32>,
+}
+
+/// Condition of a trigger on mentions, as a boolean or as the name of an agent.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "mention must be true, false or the name of an agent")]
+pub enum MentionFilter {
+    /// `true`: messages that mention at least one agent. `false`: any message.
+    Any(bool),
+    /// Messages that mention this agent; a leading `@` is ignored.
+    #[schema(example = "lead")]
+    Agent(String),
+}
+
+impl MentionFilter {
+    /// Reads the condition. An empty name is none.
+    #[must_use]
+    pub fn into_condition(self) -> Option<trigger::MentionFilter> {
+        match self {
+            Self::Any(false) => Some(trigger::MentionFilter::Unrestricted),
+            Self::Any(true) => Some(trigger::MentionFilter::AnyAgent),
+            Self::Agent(name) if name.is_empty() => None,
+            Self::Agent(name) => Some(trigger::MentionFilter::Agent(name)),
+        }
+    }
+}
+
+impl From<trigger::MentionFilter> for MentionFilter {
+    fn from(condition: trigger::MentionFilter) -> Self {
+        match condition {
+            trigger::MentionFilter::Unrestricted => Self::Any(false),
+            trigger::MentionFilter::AnyAgent => Self::Any(true),
+            trigger::MentionFilter::Agent(name) => Self::Agent(name),
+        }
+    }
 }
 
 /// Trigger: invokes an action once for each matching message.
@@ -73,9 +106,8 @@ pub struct Trigger {
     /// Only texts that match this pattern.
     #[schema(example = "^deploy\\b")]
     pub pattern: Option<String>,
-    /// Only messages that mention this agent.
-    #[schema(example = "lead")]
-    pub mention: Option<String>,
+    /// Only messages that mention this agent, or any for `true`; in the form that was given.
+    pub mention: Option<MentionFilter>,
     /// Name of the invoked action.
     #[schema(example = "deploy")]
     pub action_name: String,

@@ -90,14 +90,15 @@ async fn it_serves_a_fleet_definition() -> Result<()> {
 const REPORTER: &str = "\
 import { action, defineNode, onMessage } from '@agent-relay/fleet';
 const report = action({}, async ({ message }, { relay, invocationId }) => {
-  // Without the word that would make it fire the trigger again.
-  const text = `report of ${message.text.replace('please ', '')} by ${message.agent_name}`;
+  // Without the words that would make it fire a trigger again.
+  const text = `report of ${message.text.replace(/please |kindly /, '')} by ${message.agent_name}`;
   await relay.sendMessage({ to: `#${message.channel_name}`, text, threadId: message.id });
   return { invocationId };
 });
 const triggers = [
   onMessage({ channel: '#general', match: /^[Dd]one/ }, 'report'),
   onMessage({ channel: 'general', match: 'please', mention: 'sender' }, 'report'),
+  onMessage({ channel: 'general', match: 'kindly', mention: true }, 'report'),
 ];
 export default defineNode({ name: 'reporter', capabilities: { report }, triggers });
 ";
@@ -117,7 +118,7 @@ async fn post_and_wait(cli: &CommandLine, text: &str, answers: Answers, serving:
         Answers::InThread => format!("/v1/messages/{}/replies", posted["id"].as_str().context("an id")?),
         Answers::InChannel => "/v1/channels/general/messages".to_owned(),
     };
-    let expected = format!("report of {} by sender", text.replace("please ", ""));
+    let expected = format!("report of {} by sender", text.replace("please ", "").replace("kindly ", ""));
     wait::until_ok(&format!("the report of {text}"), SOON, || async {
         let listed = cli.sender.get(&list).await?.success()?;
         let messages = match answers {
@@ -146,18 +147,19 @@ async fn messages_fire_and_are_sent(cli: CommandLine, answers: Answers) -> Resul
         })
         .await?;
         // Neither the pattern nor the mention.
-        cli.sender.post_message("general", &format!("undone in the {run} run, please")).await?.success()?;
+        cli.sender.post_message("general", &format!("undone in the {run} run, please, kindly")).await?.success()?;
         post_and_wait(&cli, &format!("Done in the {run} run"), answers, &serving).await?;
         post_and_wait(&cli, &format!("please report the {run} run, @sender"), answers, &serving).await?;
+        post_and_wait(&cli, &format!("kindly report the {run} run, @reader"), answers, &serving).await?;
         stop(&cli, &serving).await?;
     }
     // The second run has found the triggers of the first, and each message fired once.
     let triggers = cli.workspace.get("/v1/triggers").await?.success()?;
     let count = |list: &Value| list.as_array().map_or(0, Vec::len);
-    assert_eq!(count(&triggers), 2, "{triggers}");
+    assert_eq!(count(&triggers), 3, "{triggers}");
     let events = cli.workspace.get("/v1/workspace/events").await?.success()?;
     let invoked = events["events"].as_array().into_iter().flatten().filter(|event| event["type"] == "action.invoked");
-    assert_eq!(invoked.count(), 4, "{events}");
+    assert_eq!(invoked.count(), 6, "{events}");
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use crate::{
     envelope::{NoContent, Reply},
     error::ApiError,
     extract::{Body, Path},
+    origin_client::OriginClient,
 };
 
 /// Creates a trigger, which invokes an action for each matching message from now on.
@@ -30,17 +31,18 @@ use crate::{
 pub async fn create(
     State(engine): State<Engine>,
     Caller(caller): Caller,
+    client: OriginClient,
     Body(body): Body<wire::CreateTriggerBody>,
 ) -> Result<Reply<wire::Trigger>, ApiError> {
     let request = NewTrigger {
         channel: body.channel,
         pattern: body.pattern,
-        mention: body.mention,
+        mention: body.mention.and_then(wire::MentionFilter::into_condition),
         action_name: body.action_name,
         enabled: body.enabled.unwrap_or(true),
         min_interval_seconds: body.min_interval_seconds.unwrap_or(0),
     };
-    Ok(Reply::created(to_trigger(engine.actions().create_trigger(&caller, request).await?)))
+    Ok(Reply::created(to_trigger(engine.actions().create_trigger(&caller, request).await?, client)))
 }
 
 /// Lists the triggers.
@@ -50,9 +52,13 @@ pub async fn create(
     responses((status = 200, body = Vec<wire::Trigger>)),
 )]
 #[tracing::instrument(level = "debug", name = "http.triggers.list", skip_all)]
-pub async fn list(State(engine): State<Engine>, Caller(caller): Caller) -> Result<Reply<Vec<wire::Trigger>>, ApiError> {
+pub async fn list(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    client: OriginClient,
+) -> Result<Reply<Vec<wire::Trigger>>, ApiError> {
     let rows = engine.actions().triggers(caller.scope()).await?;
-    Ok(Reply::ok(rows.into_iter().map(to_trigger).collect()))
+    Ok(Reply::ok(rows.into_iter().map(|row| to_trigger(row, client)).collect()))
 }
 
 /// Shows a trigger.
@@ -66,8 +72,9 @@ pub async fn get(
     State(engine): State<Engine>,
     Caller(caller): Caller,
     Path(id): Path<String>,
+    client: OriginClient,
 ) -> Result<Reply<wire::Trigger>, ApiError> {
-    Ok(Reply::ok(to_trigger(engine.actions().trigger(caller.scope(), parse_trigger_id(&id)?).await?)))
+    Ok(Reply::ok(to_trigger(engine.actions().trigger(caller.scope(), parse_trigger_id(&id)?).await?, client)))
 }
 
 /// Changes a trigger.
@@ -81,17 +88,19 @@ pub async fn update(
     State(engine): State<Engine>,
     Caller(caller): Caller,
     Path(id): Path<String>,
+    client: OriginClient,
     Body(body): Body<wire::UpdateTriggerBody>,
 ) -> Result<Reply<wire::Trigger>, ApiError> {
     let change = TriggerChange {
         channel: body.channel,
         pattern: body.pattern,
-        mention: body.mention,
+        mention: body.mention.map(|mention| mention.and_then(wire::MentionFilter::into_condition)),
         action_name: body.action_name,
         enabled: body.enabled,
         min_interval_seconds: body.min_interval_seconds,
     };
-    Ok(Reply::ok(to_trigger(engine.actions().update_trigger(&caller, parse_trigger_id(&id)?, change).await?)))
+    let changed = engine.actions().update_trigger(&caller, parse_trigger_id(&id)?, change).await?;
+    Ok(Reply::ok(to_trigger(changed, client)))
 }
 
 /// Deletes a trigger.
@@ -114,12 +123,16 @@ fn parse_trigger_id(text: &str) -> Result<TriggerId, ApiError> {
     text.parse().map_err(|_| EngineError::NotFound(Missing::Trigger).into())
 }
 
-fn to_trigger(row: TriggerRow) -> wire::Trigger {
+fn to_trigger(row: TriggerRow, client: OriginClient) -> wire::Trigger {
+    let mention = row.mention.map(wire::MentionFilter::from).map(|mention| {
+        let is_name = matches!(mention, wire::MentionFilter::Agent(_));
+        if is_name && client.takes_mention_as_flag() { wire::MentionFilter::Any(true) } else { mention }
+    });
     wire::Trigger {
         id: row.trigger_id,
         channel: row.channel,
         pattern: row.pattern,
-        mention: row.mention,
+        mention,
         action_name: row.action_name,
         enabled: row.enabled,
         min_interval_seconds: row.min_interval_seconds,
