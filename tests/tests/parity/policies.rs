@@ -24,6 +24,21 @@ async fn goes_offline(place: &CallScene, node: &str) {
     .await;
 }
 
+/// Routes that invoke the capacity by its own name.
+const BY_CAPABILITY: [&str; 2] = ["/v1/actions/spawn:sh/invoke", "/v1/nodes/worker/actions/spawn:sh/invoke"];
+
+async fn next_frame(policy: &mut NodeSocket) -> Result<Value> {
+    policy.expect_where("an invocation", SOON, |frame| frame["type"] == "action.invoke").await
+}
+
+/// Posts a message that fires a trigger of the capacity; returns the trigger's id.
+async fn fire(place: &CallScene, message: &str) -> Result<String> {
+    let trigger = json!({ "pattern": format!("^{message}$"), "action_name": "spawn:sh" });
+    let trigger = place.key.post("/v1/triggers", trigger).await?.success()?;
+    place.ann().post_message("general", message).await?.success()?;
+    Ok(text(&trigger["id"]).to_owned())
+}
+
 async fn gets_nothing(socket: &mut NodeSocket) {
     let invoked = socket
         .expect_where("an invocation", Duration::from_millis(500), |frame| frame["type"] == "action.invoke")
@@ -55,11 +70,30 @@ async fn a_policy_for_spawns_is_never_bypassed() -> Result<()> {
         let by_name = json!({ "input": spawn("d", None) });
         place.ann().post("/v1/actions/spawn/invoke", by_name).await?.success()?;
         policy.expect("action.invoke").await?;
+        for path in BY_CAPABILITY {
+            let asked = place.ann().post(path, json!({ "input": { "name": "e" } })).await?.success()?;
+            let frame = next_frame(&mut policy).await?;
+            assert_eq!((&frame["invocation_id"], &frame["action"]), (&asked["invocation_id"], &json!(name)), "{path}");
+            let capability = if name == "spawn" { json!("spawn:sh") } else { Value::Null };
+            assert_eq!(frame["input"]["capability"], capability, "the frame names the policy: {frame}");
+        }
+        fire(&place, name).await?;
+        assert_eq!(text(&next_frame(&mut policy).await?["input"]["text"]), name);
         policy.close().await?;
         goes_offline(&place, policy_node).await;
         for node in [None, Some("worker")] {
             place.ann().post("/v1/agents/spawn", spawn("e", node)).await?.refused(503, "handler_unavailable")?;
         }
+        for path in BY_CAPABILITY {
+            place.ann().post(path, json!({ "input": spawn("e", None) })).await?.refused(503, "handler_unavailable")?;
+        }
+        let trigger = fire(&place, "away").await?;
+        wait::until_ok("the trigger to report that its action is unavailable", SOON, || async {
+            let shown = place.key.get(&format!("/v1/triggers/{trigger}")).await?.success()?;
+            anyhow::ensure!(shown["last_error"].is_string(), "{shown}");
+            anyhow::Ok(())
+        })
+        .await?;
         gets_nothing(&mut worker).await;
         assert_eq!(place.key.delete(&format!("/v1/nodes/{policy_node}")).await?.status, 204);
     }
@@ -95,6 +129,24 @@ async fn a_policy_of_one_node_guards_its_capacity() -> Result<()> {
     })
     .await;
     gets_nothing(&mut broker).await;
+    Ok(())
+}
+
+/// A policy of its workspace refuses at once by its own name as well, whether its invocations would queue or not.
+#[tokio::test]
+async fn a_policy_that_is_away_queues_nothing() -> Result<()> {
+    let place = CallScene::new("policy-queue").await?;
+    for (node, provider, queue) in [("first", "rules", true), ("second", "default", false)] {
+        let capability = json!([{ "name": "spawn:sh", "kind": "action", "global": true, "queue": queue }]);
+        let policy = connect(&place, node, provider, capability).await?;
+        policy.close().await?;
+        goes_offline(&place, node).await;
+        let spawn = json!({ "name": "a", "cli": "sh" });
+        place.ann().post("/v1/agents/spawn", spawn.clone()).await?.refused(503, "handler_unavailable")?;
+        let path = "/v1/actions/spawn:sh/invoke";
+        place.ann().post(path, json!({ "input": spawn })).await?.refused(503, "handler_unavailable")?;
+        assert_eq!(place.key.delete(&format!("/v1/nodes/{node}")).await?.status, 204);
+    }
     Ok(())
 }
 

@@ -67,6 +67,16 @@ pub struct PlacedInvocation {
     pub replayed: bool,
 }
 
+/// Destination of an invocation by name.
+#[derive(Debug)]
+pub(super) enum Callee {
+    Action(ActionRow),
+    /// Action of a provider that is invoked instead of the capacity of this name.
+    Policy(ActionRow),
+    /// Capacity of nodes, if any has it.
+    Capacity,
+}
+
 /// Response to an invocation request.
 #[derive(Debug, Clone)]
 pub struct InvocationReceipt {
@@ -131,16 +141,18 @@ impl Actions {
             None => None,
             Some(name) => Some(self.core.stored_node(scope, name).await?.node_id),
         };
-        let action = match &node {
-            None => self.core.store.action(scope, &request.name).await?,
-            Some(node) => self.core.store.action_of_node(scope, node, &request.name).await?,
-        };
-        let (handler, input) = match &action {
-            Some(action) => {
-                self.check_caller(scope, caller, action).await?;
-                (action_handler(action), self.schemas.check_input(scope, &action.input_schema, given).await?)
+        let (handler, input) = match self.find_callee(scope, node.as_ref(), &request.name).await? {
+            Callee::Action(action) => {
+                self.check_caller(scope, caller, &action).await?;
+                (action_handler(&action), self.schemas.check_input(scope, &action.input_schema, given).await?)
             }
-            None => (self.capacity_handler(scope, &request.name, node).await?, given),
+            Callee::Policy(policy) => {
+                self.check_caller(scope, caller, &policy).await?;
+                let given = name_capability(given, &request.name, &policy.name);
+                let input = self.schemas.check_input(scope, &policy.input_schema, given).await?;
+                (policy_handler(policy), input)
+            }
+            Callee::Capacity => (self.capacity_handler(scope, &request.name, node).await?, given),
         };
         let call = InvocationRequest {
             action_name: request.name,
@@ -278,6 +290,28 @@ impl Actions {
         }
     }
 
+    /// Finds what the name of an action leads to, on a node or in the workspace. A policy for spawns precedes the actions
+    /// and capacities of nodes; an agent's own action is none of them.
+    pub(super) async fn find_callee(
+        &self,
+        scope: WorkspaceScope,
+        node: Option<&NodeId>,
+        name: &str,
+    ) -> EngineResult<Callee> {
+        let action = match node {
+            None => self.core.store.action(scope, name).await?,
+            Some(node) => self.core.store.action_of_node(scope, node, name).await?,
+        };
+        let is_handled_by_agent = action.as_ref().is_some_and(|action| action.handler_agent_id.is_some());
+        if name.starts_with(SPAWN_PREFIX)
+            && !is_handled_by_agent
+            && let Some(policy) = self.core.store.capacity_policy(scope, node, &[name, SPAWN]).await?
+        {
+            return Ok(Callee::Policy(policy));
+        }
+        Ok(action.map_or(Callee::Capacity, Callee::Action))
+    }
+
     /// Returns the handler of a capacity without a defined action: any node with the capacity.
     async fn capacity_handler(&self, scope: WorkspaceScope, name: &str, node: Option<NodeId>) -> EngineResult<Handler> {
         if !is_invokable_capacity(name) {
@@ -301,6 +335,28 @@ impl Actions {
             wait_policy: WaitPolicy::AsDeclared,
         })
     }
+}
+
+/// Returns the handler of a policy. Its caller is refused while it is unavailable, so that a capacity is never used
+/// without it and no caller waits for a policy that may refuse.
+pub(super) fn policy_handler(policy: ActionRow) -> Handler {
+    Handler::Node {
+        capability: policy.name,
+        target: policy.handler_node_id,
+        provider: policy.provider,
+        only_capacity: false,
+        wait_policy: WaitPolicy::Never,
+    }
+}
+
+/// Names the capacity in the input of a policy for all spawns: its frame names the policy only.
+fn name_capability(mut input: Value, capacity: &str, policy: &str) -> Value {
+    if let Some(input) = input.as_object_mut()
+        && capacity != policy
+    {
+        input.entry("capability").or_insert_with(|| capacity.into());
+    }
+    input
 }
 
 pub(super) fn action_handler(action: &ActionRow) -> Handler {

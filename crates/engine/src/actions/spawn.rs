@@ -29,7 +29,7 @@ use crate::{
         callers::{AgentCaller, Credential},
         idempotency::ClientKey,
     },
-    actions::{ActionRow, InvocationReceipt, InvocationRequest, InvokeAction},
+    actions::{InvocationReceipt, InvocationRequest, InvokeAction, call::policy_handler},
     agents::lifecycle::ChangeAgent,
     error::{Conflict, Dependency, InvalidInput, Missing},
 };
@@ -314,18 +314,6 @@ fn spawn_call(
         input,
         durable,
         key,
-    }
-}
-
-/// Returns the handler of a policy. Its caller is refused while it is unavailable, so that a capacity is never used
-/// without it and no caller waits for a policy that may refuse.
-fn policy_handler(policy: ActionRow) -> Handler {
-    Handler::Node {
-        capability: policy.name,
-        target: policy.handler_node_id,
-        provider: policy.provider,
-        only_capacity: false,
-        wait_policy: WaitPolicy::Never,
     }
 }
 

@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     Actions, InvocationRequest,
-    call::{Handler, WaitPolicy, action_handler},
+    call::{Callee, Handler, WaitPolicy, action_handler},
 };
 use crate::{
     EngineError, EngineResult,
@@ -171,9 +171,9 @@ impl Actions {
         if action.starts_with(SPAWN_PREFIX) {
             self.core.authorize(creator, Operation::Spawn).await?;
         }
-        match self.core.store.action(creator.scope, action).await? {
-            Some(row) => self.check_caller(creator.scope, Some(creator), &row).await,
-            None => Ok(()),
+        match self.find_callee(creator.scope, None, action).await? {
+            Callee::Action(row) | Callee::Policy(row) => self.check_caller(creator.scope, Some(creator), &row).await,
+            Callee::Capacity => Ok(()),
         }
     }
 
@@ -231,8 +231,9 @@ impl Actions {
     /// Returns the handler of an action that no handler owns in the workspace and nodes have of their own. One node is
     /// addressed as such, so that its queue counts; several share the work.
     async fn node_handler(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Option<Handler>> {
-        if self.core.store.action(scope, name).await?.is_some() {
-            return Ok(None);
+        match self.find_callee(scope, None, name).await? {
+            Callee::Action(_) | Callee::Policy(_) => return Ok(None),
+            Callee::Capacity => {}
         }
         let actions = self.core.store.node_actions_named(scope, name, 2).await?;
         Ok(match actions.as_slice() {
