@@ -9,6 +9,7 @@ use relay_testkit::{
     client::{Api, NodeSocket},
     shared, wait,
 };
+use reqwest::Method;
 use serde_json::{Value, json};
 
 /// Node of a named provider with one action that owns its name on this node only.
@@ -65,10 +66,22 @@ async fn messages_of_webhooks_fire_except_those_of_an_action() -> Result<()> {
     assert_eq!(text(&frame["input"]["message"]["text"]), "build failed");
     assert_eq!(frame["input"]["message"]["metadata"]["source"], "ci");
     // The action reports through the webhook.
-    let report = |id: &str, text: &str| json!({ "text": text, "payload": { "invocation_id": id } });
-    call_hook(&place.key, &hook, report(text(&frame["invocation_id"]), "counted")).await?;
-    call_hook(&place.key, &hook, report("inv_1", "of another system")).await?;
-    assert_eq!(text(&next_input(&mut host).await?["text"]), "of another system", "its own report fired nothing");
+    let id = text(&frame["invocation_id"]);
+    for report in [
+        json!({ "text": "counted", "payload": { "invocation_id": id } }),
+        json!({ "text": "counted", "invocation_id": id }),
+        json!({ "text": "counted", "metadata": { "invocation_id": id } }),
+        json!({ "invocation_id": id }),
+    ] {
+        call_hook(&place.key, &hook, report).await?;
+    }
+    for foreign in [json!({ "invocation_id": "inv_1" }), json!("inv_1")] {
+        let report = json!({ "text": "of another system", "payload": foreign, "invocation_id": "inv_1" });
+        call_hook(&place.key, &hook, report).await?;
+    }
+    for _ in 0..2 {
+        assert_eq!(text(&next_input(&mut host).await?["text"]), "of another system", "its own report fired nothing");
+    }
     Ok(())
 }
 
@@ -118,5 +131,43 @@ async fn a_minimum_interval_is_claimed_once() -> Result<()> {
         anyhow::Ok(())
     })
     .await?;
+    Ok(())
+}
+
+/// The published Rust client has a boolean, the fleet package sends what its definition has and compares it at each start.
+#[tokio::test]
+async fn a_mention_is_a_boolean_or_a_name() -> Result<()> {
+    let place = CallScene::new("trigger-mention").await?;
+    let mut host = provider(&place).await?;
+    let there = place.key.at(&shared().await.gateways[1]);
+    let create = async |text: &str, mention: Value| {
+        let trigger = json!({ "pattern": text, "mention": mention, "action_name": "count" });
+        place.key.post("/v1/triggers", trigger).await?.success()
+    };
+    let any = create("go", json!(true)).await?;
+    let all = create("last", json!(false)).await?;
+    create("go", json!("@bob")).await?;
+    let listed = there.get("/v1/triggers").await?.success()?;
+    let shown = |list: &Value| rows(list).iter().map(|row| row["mention"].clone()).collect::<Vec<_>>();
+    assert_eq!(shown(&listed), [json!(true), json!(false), json!("@bob")], "in the form that was given");
+    for client in ["@relaycast/sdk-rust", "agent-relay-broker"] {
+        let headers = [("x-relaycast-origin-client", client)];
+        let listed = there.call(Method::GET, "/v1/triggers", None, &headers).await?.success()?;
+        assert_eq!(shown(&listed), [json!(true), json!(false), json!(true)], "{client} reads booleans only");
+    }
+    place.ann().post_message("general", "go on").await?.success()?;
+    place.ann().post_message("general", "go on, @cyd").await?.success()?;
+    place.ann().post_message("general", "the last").await?.success()?;
+    let fired = [next_input(&mut host).await?, next_input(&mut host).await?];
+    for (input, (trigger, text)) in fired.iter().zip([(&any, "go on, @cyd"), (&all, "the last")]) {
+        assert_eq!((&input["trigger_id"], &input["text"]), (&trigger["id"], &json!(text)));
+    }
+    let path = format!("/v1/triggers/{}", text(&any["id"]));
+    for (given, kept) in [(json!({}), json!(true)), (json!({ "mention": null }), json!(null))] {
+        assert_eq!(there.patch(&path, given).await?.success()?["mention"], kept);
+    }
+    for wrong in [json!(7), json!(["bob"]), json!("@")] {
+        there.patch(&path, json!({ "mention": wrong })).await?.refused(400, "invalid_request")?;
+    }
     Ok(())
 }

@@ -249,17 +249,21 @@ impl Actions {
         })
     }
 
-    /// Returns whether a webhook's message was produced by an action: its payload names the invocation. It fires nothing, so
-    /// that an action which reports through a webhook does not start itself again.
+    /// Returns whether a webhook's message was produced by an action: the call or its payload names the invocation. It fires
+    /// nothing, so that an action which reports through a webhook does not start itself again.
     pub(crate) async fn is_produced_by_action(&self, scope: WorkspaceScope, message: &Message) -> EngineResult<bool> {
         if message.agent_id != webhook_agent(scope) {
             return Ok(false);
         }
         let metadata: Value = serde_json::from_str(message.metadata.get()).unwrap_or_default();
-        let Some(id) = metadata["payload"]["invocation_id"].as_str().and_then(|id| id.parse().ok()) else {
-            return Ok(false);
-        };
-        Ok(self.core.store.invocation(scope, id).await?.is_some())
+        for named in [&metadata["invocation_id"], &metadata["payload"]["invocation_id"]] {
+            if let Some(id) = named.as_str().and_then(|id| id.parse().ok())
+                && self.core.store.invocation(scope, id).await?.is_some()
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    JsonText, MessageId, WebhookId, WorkspaceScope,
+    InvocationId, JsonText, MessageId, WebhookId, WorkspaceScope,
     access::{
         rights::Actor,
         token::{TokenHash, TokenKind},
@@ -57,6 +57,8 @@ pub struct WebhookCall {
     pub author: Option<String>,
     /// Any other JSON.
     pub payload: Option<JsonText>,
+    /// Invocation that makes the call, as it says.
+    pub invocation: Option<InvocationId>,
 }
 
 /// Result of a webhook call.
@@ -150,8 +152,12 @@ impl Messages {
             let payload = call.payload.as_ref().map_or("{}", JsonText::get);
             format!("Webhook {}: {payload}", hook.name)
         });
-        let metadata =
-            WebhookMetadata { webhook_id: hook.webhook_id, source: source.as_deref(), payload: call.payload };
+        let metadata = WebhookMetadata {
+            webhook_id: hook.webhook_id,
+            source: source.as_deref(),
+            payload: call.payload,
+            invocation_id: call.invocation,
+        };
         let draft = Draft {
             text: text.clone(),
             blocks: call.blocks,

@@ -1,6 +1,6 @@
 //! Request and response bodies of the inbound webhook routes.
 
-use relay_domain::{ChannelId, JsonText, WebhookId, WorkspaceId};
+use relay_domain::{ChannelId, InvocationId, JsonText, WebhookId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -79,7 +79,8 @@ pub struct HookBody {
     #[serde(default)]
     #[schema(value_type = Option<Value>)]
     pub payload: Option<JsonText>,
-    /// Payload of systems that use none of these fields.
+    /// Payload of systems that use none of these fields. `invocation_id` or `metadata.invocation_id` beside them names the
+    /// invocation that makes the call.
     #[serde(flatten)]
     #[schema(ignore)]
     pub rest: Map<String, Value>,
@@ -96,6 +97,9 @@ pub struct WebhookMetadata<'a> {
     /// Payload of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload: Option<JsonText>,
+    /// Id of the invocation that made the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub invocation_id: Option<InvocationId>,
 }
 
 /// Response of `POST /v1/hooks/:id`.

@@ -8,6 +8,7 @@ use relay_engine::{
     messages::webhooks::{WebhookCall, WebhookRow},
 };
 use relay_wire::messages::webhook as wire;
+use serde_json::Value;
 
 use crate::{
     caller::{WebhookToken, WorkspaceKey},
@@ -95,7 +96,9 @@ fn to_hook_call(body: wire::HookBody) -> WebhookCall {
     let payload = body.payload.filter(|payload| !payload.is_null());
     // A system that uses none of our fields sends its payload as the whole body.
     let whole = text.is_none() && payload.is_none() && !body.rest.is_empty();
+    let named = body.rest.get("invocation_id").or_else(|| body.rest.get("metadata")?.get("invocation_id"));
     WebhookCall {
+        invocation: named.and_then(Value::as_str).and_then(|id| id.parse().ok()),
         text,
         blocks: body.blocks.filter(|blocks| !blocks.is_null()),
         source: body.source,
