@@ -44,7 +44,7 @@ pub use access::tokens::{TokenLookup, TokenOwner};
 pub use actions::dispatches::{SentInvocation, UnsentInvocation};
 pub use actions::invocations::InvocationRow;
 pub use agents::addresses::AddressedAgent;
-pub use agents::bindings::{BindOutcome, NewBinding};
+pub use agents::bindings::{BindOutcome, NewBinding, UnboundAgent};
 pub use agents::lifecycle::{AgentChange, DeleteCondition, DeletedAgent, NewAgent, Registration, StatusRow};
 pub use agents::presence::LastSeen;
 pub use agents::respawn::RespawnOutcome;

@@ -297,3 +297,40 @@ async fn a_released_agent_has_ended_once() -> Result<()> {
     assert_eq!(exits[0]["payload"]["invocation_id"], spawned["invocation_id"], "{exits:?}");
     Ok(())
 }
+
+/// The node reports the result and nothing else, or the agent is taken from it over REST.
+#[tokio::test]
+async fn an_agent_ends_when_it_leaves_its_node_in_another_way() -> Result<()> {
+    let mut scene = spawning::scene("facts").await?;
+    let there = scene.workspace.at(&shared().await.gateways[1]);
+    let mut tokens = Vec::new();
+    let mut listed = Vec::new();
+    for name in ["released", "left", "unbound", "stays"] {
+        let born = scene.socket.register_agent(name).await?;
+        tokens.push(there.with_token(text(&born["token"])));
+        listed.push((born["agent_id"].clone(), json!(name)));
+    }
+    let list: Vec<_> = listed.iter().map(|(id, name)| (id, name)).collect();
+    inventory(&mut scene.socket, &list).await?;
+    let released = scene.workspace.post("/v1/agents/release", json!({ "name": "released" })).await?.success()?;
+    let frame = scene.socket.expect("action.invoke").await?;
+    send_result(&scene.socket, &frame, json!({ "released": true })).await?;
+    wait_for_outcome(&scene.workspace, "release", &released["invocation_id"]).await?;
+    assert_eq!(there.get("/v1/agents/released").await?.success()?["status"], "offline");
+    tokens[1].post("/v1/agents/disconnect", json!({ "deregister": true })).await?.success()?;
+    assert_eq!(there.delete("/v1/nodes/box/agents/unbound").await?.status, 204);
+    // Later reports of the same ends.
+    let gone = json!({ "v": 1, "type": "agent.deregister", "agent_id": listed[0].0 });
+    scene.socket.request(gone).await?;
+    inventory(&mut scene.socket, &list[3..]).await?;
+    assert_eq!(there.delete("/v1/nodes/box").await?.status, 204);
+    // It never runs there again, so it does not end again.
+    let exits = wait_for_exits(&there, 4).await?;
+    let mut seen: Vec<_> = exits.iter().map(exit).collect();
+    seen.sort_unstable();
+    assert_eq!(
+        seen,
+        [("left", "deregistered"), ("released", "released"), ("stays", "node_deleted"), ("unbound", "deregistered")]
+    );
+    Ok(())
+}

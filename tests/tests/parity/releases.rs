@@ -56,6 +56,55 @@ async fn a_successful_release_deletes_the_agent() -> Result<()> {
     Ok(())
 }
 
+/// A node reports success by any result that does not say otherwise.
+#[tokio::test]
+async fn any_result_but_a_refusal_ends_the_agent() -> Result<()> {
+    let mut scene = scene("release-results").await?;
+    let there = scene.workspace.at(&shared().await.gateways[1]);
+    for (deletes, output, is_success) in [
+        (true, json!({ "released": false }), false),
+        (true, json!({}), true),
+        (true, json!(null), true),
+        (true, json!({ "ok": true }), true),
+        (false, json!({ "released": false }), false),
+        (false, json!({}), true),
+    ] {
+        if there.get("/v1/agents/writer").await?.status == 404 {
+            spawn_writer(&mut scene).await?;
+        }
+        let release = json!({ "name": "writer", "delete_agent": deletes });
+        let asked = scene.lead.post("/v1/agents/release", release).await?.success()?;
+        let frame = scene.socket.expect("action.invoke").await?;
+        send_result(&scene.socket, &frame, output.clone()).await?;
+        wait_for_outcome(&scene.lead, "release", &asked["invocation_id"]).await?;
+        let agent = there.get("/v1/agents/writer").await?;
+        match (is_success, deletes) {
+            (true, true) => drop(agent.refused(404, "agent_not_found")?),
+            (true, false) => assert_eq!(agent.success()?["status"], "offline", "{output}"),
+            (false, _) => assert_eq!(agent.success()?["status"], "online", "{output}"),
+        }
+    }
+    Ok(())
+}
+
+/// Otherwise the name of an agent whose node is lost would stay taken.
+#[tokio::test]
+async fn without_a_connected_host_only_a_deletion_succeeds() -> Result<()> {
+    let mut scene = scene("release-no-host").await?;
+    let (token, _) = spawn_writer(&mut scene).await?;
+    scene.socket.close().await?;
+    wait::until("the node to be offline", SOON, || async {
+        scene.workspace.get("/v1/nodes/box").await.is_ok_and(|reply| reply.data()["status"] == "offline")
+    })
+    .await;
+    let release = |deletes: bool| json!({ "name": "writer", "delete_agent": deletes });
+    scene.lead.post("/v1/agents/release", release(false)).await?.refused(503, "agent_host_unavailable")?;
+    let done = scene.lead.post("/v1/agents/release", release(true)).await?.success()?;
+    assert_eq!(done["status"], "completed", "{done}");
+    scene.workspace.with_token(&token).get("/v1/agent").await?.refused(401, "agent_token_invalid")?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_failed_release_deletes_nothing() -> Result<()> {
     let mut scene = scene("release-fails").await?;

@@ -126,8 +126,8 @@ impl Actions {
             },
             Err(error) => Err(truncate_error(error)),
         };
-        if result.as_ref().is_ok_and(|output| output["released"] == Value::Bool(true)) {
-            self.delete_released(fence, id).await?;
+        if let Ok(output) = &result {
+            self.end_released(fence, id, output["released"].as_bool()).await?;
         }
         let source = OutcomeSource::Provider(fence.clone());
         let outcome = InvocationOutcome { scope: fence.scope, invocation: id, source, result, duration_ms: None };
@@ -140,18 +140,30 @@ impl Actions {
         })
     }
 
-    /// Deletes the agent whose release its node reports, if the caller has asked for that. This precedes the outcome, so
-    /// that the name is free when the caller learns of it; a process that stops between the two leaves an open invocation,
-    /// which the node answers again.
-    async fn delete_released(&self, fence: &Fence, id: InvocationId) -> EngineResult<()> {
-        let Some((agent, name)) = self.core.store.agent_to_delete(fence, id).await? else { return Ok(()) };
+    /// Ends the agent whose release its node reports, and deletes it if the caller has asked for that. A node has ended it
+    /// unless it says otherwise; a policy may have refused, so it must say so. This precedes the outcome, so that the name
+    /// is free when the caller learns of it; a process that stops between the two leaves an open invocation, which the
+    /// node answers again.
+    async fn end_released(&self, fence: &Fence, id: InvocationId, is_released: Option<bool>) -> EngineResult<()> {
+        if is_released == Some(false) {
+            return Ok(());
+        }
+        let Some(agent) = self.core.store.agent_of_release(fence, id).await? else { return Ok(()) };
+        if agent.is_placed_on_policy && is_released.is_none() {
+            return Ok(());
+        }
+        if !agent.deletes {
+            let recorded = self.core.store.end_released_agent(fence.scope, &agent, self.core.now()).await?;
+            self.core.announce(recorded);
+            return Ok(());
+        }
         let condition = DeleteCondition {
-            agent: Some(agent),
+            agent: Some(agent.agent_id),
             is_release: true,
             orphans_mailbox: true,
             ..DeleteCondition::default()
         };
-        match self.agents.delete_if(fence.scope, &name, &condition).await {
+        match self.agents.delete_if(fence.scope, &agent.name, &condition).await {
             // Another process deleted it first.
             Ok(()) | Err(EngineError::NotFound(Missing::Agent(_))) => Ok(()),
             Err(error) => Err(error),

@@ -8,7 +8,7 @@ use relay_domain::{
     names::{MAX_NOTE_BYTES, check_length},
     nodes::{MAX_LISTED_BINDINGS, Node},
 };
-use relay_store::{BindOutcome, NewBinding};
+use relay_store::{BindOutcome, NewBinding, UnboundAgent};
 use relay_tasks::spawn_isolated;
 use relay_wire::nodes::BindAgentBody;
 
@@ -94,23 +94,28 @@ impl Agents {
     pub async fn unbind(&self, scope: WorkspaceScope, node: &str, agent_name: &str) -> EngineResult<()> {
         let node = self.core.stored_node(scope, node).await?;
         let id = node.node_id;
-        let Some(agent) = self.core.store.unbind_agent(scope, &id, agent_name).await? else {
+        let Some(unbound) = self.core.store.unbind_agent(scope, &id, agent_name, self.core.now()).await? else {
             return Err(EngineError::NotFound(Missing::NodeAgentBinding {
                 agent: agent_name.to_owned(),
                 node: node.name,
             }));
         };
-        self.announce_move(scope, vec![id, NodeId::direct(agent)]);
+        self.announce_unbound(scope, unbound);
         Ok(())
     }
 
     /// Moves the calling agent back to its own node, wherever it is bound, and frees its place there.
     pub async fn unbind_self(&self, caller: &AgentCaller) -> EngineResult<()> {
         let (scope, agent) = (caller.scope, caller.agent_id);
-        if let Some(node) = self.core.store.unbind_from_any_node(scope, agent).await? {
-            self.announce_move(scope, vec![node, NodeId::direct(agent)]);
+        if let Some(unbound) = self.core.store.unbind_from_any_node(scope, agent, self.core.now()).await? {
+            self.announce_unbound(scope, unbound);
         }
         Ok(())
+    }
+
+    fn announce_unbound(&self, scope: WorkspaceScope, unbound: UnboundAgent) {
+        self.core.announce(unbound.recorded);
+        self.announce_move(scope, vec![unbound.node, NodeId::direct(unbound.agent)]);
     }
 
     fn announce_move(&self, scope: WorkspaceScope, nodes: Vec<NodeId>) {

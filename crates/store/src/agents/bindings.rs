@@ -2,14 +2,26 @@
 //!
 //! An agent has one location. Binding moves it; unbinding returns it to its implicit direct node.
 
+use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
     agents::binding::Binding,
     nodes::{DIRECT_ID_PREFIX, NodeKind, effective_max_agents},
 };
-use sqlx::{FromRow, PgConnection, Row as _, postgres::PgRow};
+use sqlx::{
+    FromRow, PgConnection, Postgres, Row as _,
+    postgres::{PgArguments, PgRow},
+    query::QueryAs,
+};
 
-use crate::{Store, StoreError, StoreResult, decode::decode_rows, nodes::assignment, push::mailboxes};
+use crate::{
+    Store, StoreError, StoreResult,
+    agents::sessions,
+    decode::decode_rows,
+    events::{self, RecordedEvents},
+    nodes::assignment,
+    push::mailboxes,
+};
 
 /// Row of `agents`, with the position of the mailbox.
 struct BindingRow(Binding);
@@ -41,6 +53,35 @@ pub struct NewBinding<'a> {
     pub session_ref: Option<&'a str>,
     /// `None` keeps the priority of an existing binding.
     pub priority: Option<i32>,
+}
+
+/// Agent that was returned to its own node.
+#[derive(Debug)]
+pub struct UnboundAgent {
+    pub agent: AgentId,
+    /// Node that it was bound to.
+    pub node: NodeId,
+    pub recorded: RecordedEvents,
+}
+
+/// Statement that returns the selected agent to its own node. The condition on the binding makes a repeated unbind, or
+/// one that lost against a move, change nothing.
+macro_rules! unbind {
+    ($selected:literal) => {
+        concat!(
+            "WITH bound AS MATERIALIZED (
+                 SELECT agent_id, node_id, coalesce(hosted_on = node_id, false) AS was_hosted FROM agents
+                  WHERE workspace_id = $1 AND binding_id IS NOT NULL AND deleted_at IS NULL AND ",
+            $selected,
+            " FOR UPDATE
+             )
+             UPDATE agents a SET node_id = 'node_direct_' || a.agent_id, provider = NULL, binding_id = NULL,
+                    bound_at = NULL, rebound_at = NULL, hosted_on = NULL, session_ref = NULL, resumable = NULL,
+                    priority = 0
+               FROM bound WHERE a.workspace_id = $1 AND a.agent_id = bound.agent_id
+          RETURNING a.agent_id, bound.node_id, bound.was_hosted"
+        )
+    };
 }
 
 /// Outcome of [`Store::bind_agent`].
@@ -142,41 +183,42 @@ impl Store {
         scope: WorkspaceScope,
         node: &NodeId,
         agent_name: &str,
-    ) -> StoreResult<Option<AgentId>> {
-        // The condition on node and binding makes a repeated unbind, or one that lost against a move, change nothing.
-        sqlx::query_scalar(
-            "UPDATE agents SET node_id = 'node_direct_' || agent_id, provider = NULL, binding_id = NULL,
-                    bound_at = NULL, rebound_at = NULL, session_ref = NULL, resumable = NULL, priority = 0
-              WHERE workspace_id = $1 AND node_id = $2 AND name = $3 AND binding_id IS NOT NULL
-                AND deleted_at IS NULL
-          RETURNING agent_id",
-        )
-        .bind(scope.workspace_id())
-        .bind(node)
-        .bind(agent_name)
-        .fetch_optional(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("unbinding an agent from a node"))
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<UnboundAgent>> {
+        let unbind = sqlx::query_as(unbind!("node_id = $2 AND name = $3"))
+            .bind(scope.workspace_id())
+            .bind(node)
+            .bind(agent_name);
+        self.unbind(scope, unbind, at).await
     }
-}
 
-impl Store {
-    /// Moves an agent from the node that it is bound to back to its own. Returns the node; `None`: it is not bound.
-    pub async fn unbind_from_any_node(&self, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Option<NodeId>> {
-        sqlx::query_scalar(
-            "UPDATE agents a SET node_id = 'node_direct_' || a.agent_id, provider = NULL, binding_id = NULL,
-                    bound_at = NULL, rebound_at = NULL, session_ref = NULL, resumable = NULL, priority = 0
-               FROM (SELECT node_id FROM agents
-                      WHERE workspace_id = $1 AND agent_id = $2 AND binding_id IS NOT NULL AND deleted_at IS NULL
-                        FOR UPDATE) AS bound
-              WHERE a.workspace_id = $1 AND a.agent_id = $2
-          RETURNING bound.node_id",
-        )
-        .bind(scope.workspace_id())
-        .bind(agent)
-        .fetch_optional(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("unbinding an agent from its node"))
+    /// Moves an agent from the node that it is bound to back to its own. `None`: it is not bound.
+    pub async fn unbind_from_any_node(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<UnboundAgent>> {
+        let unbind = sqlx::query_as(unbind!("agent_id = $2")).bind(scope.workspace_id()).bind(agent);
+        self.unbind(scope, unbind, at).await
+    }
+
+    /// Moves an agent back to its own node, and records its end if it ran on the node that it leaves.
+    async fn unbind(
+        &self,
+        scope: WorkspaceScope,
+        unbind: QueryAs<'_, Postgres, (AgentId, NodeId, bool), PgArguments>,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<UnboundAgent>> {
+        let doing = "unbinding an agent from a node";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let unbound = unbind.fetch_optional(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
+        let Some((agent, node, was_hosted)) = unbound else { return Ok(None) };
+        let ended: &[AgentId] = if was_hosted { &[agent] } else { &[] };
+        let events = sessions::exit_events(&mut tx, scope, &node, ended, "deregistered").await?;
+        let recorded = events::append(&mut tx, scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(UnboundAgent { agent, node, recorded }))
     }
 }
 

@@ -3,7 +3,8 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, InvocationId, NodeId, WorkspaceId, WorkspaceScope, access::token::TokenHash, events::kind,
+    AgentId, InvocationId, NodeId, WorkspaceId, WorkspaceScope, access::token::TokenHash, agents::AgentStatus,
+    events::kind,
 };
 use relay_wire::{agents::spawn::SpawnOutput, events::recorded_data::AgentExited, field::ToValue as _};
 use serde_json::Value;
@@ -18,7 +19,7 @@ use crate::{
         outcomes::{OutcomeBatch, OutcomeRecording, deliver_outcomes},
     },
     agents::presence::last_seen_at,
-    events::Event,
+    events::{self, Event, RecordedEvents, status_event},
     nodes::{assignment::is_not_running, fence::Fence},
 };
 
@@ -34,6 +35,18 @@ pub struct AgentRelease {
     pub deletes: bool,
     /// Time at which the node reported the end; `None` if there is no invocation.
     pub completed_at: Option<DateTime<Utc>>,
+}
+
+/// Agent whose release a provider has.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct AgentToRelease {
+    pub agent_id: AgentId,
+    pub name: String,
+    /// `true` if the agent is deleted when it has ended.
+    pub deletes: bool,
+    pub requested_at: DateTime<Utc>,
+    /// `true` if a policy has it, which may refuse it.
+    pub is_placed_on_policy: bool,
 }
 
 impl Store {
@@ -191,20 +204,24 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the agent that a provider is to release and that is deleted then. `None` for other invocations, and for
-    /// those of which the provider no longer decides the outcome.
-    pub async fn agent_to_delete(
+    /// Returns the agent that a provider is to release. `None` for other invocations, and for those of which the provider no
+    /// longer decides the outcome.
+    pub async fn agent_of_release(
         &self,
         fence: &Fence,
         invocation: InvocationId,
-    ) -> StoreResult<Option<(AgentId, String)>> {
+    ) -> StoreResult<Option<AgentToRelease>> {
         sqlx::query_as(
-            "SELECT a.agent_id, a.name
+            "SELECT a.agent_id, a.name, r.deletes, r.created_at AS requested_at,
+                    EXISTS (SELECT FROM node_capabilities own
+                             WHERE own.workspace_id = i.workspace_id AND own.node_id = i.node_id
+                               AND own.provider = i.provider AND own.name = i.capability AND own.kind = 'action')
+                        AS is_placed_on_policy
                FROM agent_releases r
                JOIN invocations i USING (workspace_id, invocation_id)
                JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id AND a.deleted_at IS NULL
                JOIN providers p ON p.workspace_id = i.workspace_id AND p.node_id = i.node_id AND p.provider = i.provider
-              WHERE r.workspace_id = $1 AND r.invocation_id = $2 AND r.deletes
+              WHERE r.workspace_id = $1 AND r.invocation_id = $2
                 AND i.completed_at IS NULL AND i.status IN ('dispatched', 'pending')
                 AND p.node_id = $3 AND p.provider = $4 AND p.epoch = $5",
         )
@@ -216,6 +233,52 @@ impl Store {
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading the agent of a release"))
+    }
+
+    /// Marks a released agent offline and records its end. Its node may report the end later, or never. An agent that was
+    /// bound again since the request was started again, and is left as it is.
+    pub async fn end_released_agent(
+        &self,
+        scope: WorkspaceScope,
+        agent: &AgentToRelease,
+        at: DateTime<Utc>,
+    ) -> StoreResult<RecordedEvents> {
+        let doing = "ending a released agent";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let ended: Option<(bool, Option<NodeId>)> = sqlx::query_as(
+            "WITH running AS MATERIALIZED (
+                 SELECT status <> 'offline' AS was_online, CASE WHEN hosted_on = node_id THEN hosted_on END AS host
+                   FROM agents
+                  WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL
+                    AND coalesce(rebound_at, bound_at, '-infinity') <= $3
+                    FOR UPDATE
+             )
+             UPDATE agents a
+                SET status = 'offline', hosted_on = NULL, last_seen_at = greatest(a.last_seen_at, $4),
+                    mailbox_orphaned = CASE WHEN r.was_online THEN coalesce(NOT a.resumable, false)
+                                            ELSE a.mailbox_orphaned END
+               FROM running r WHERE a.workspace_id = $1 AND a.agent_id = $2
+          RETURNING r.was_online, r.host",
+        )
+        .bind(scope.workspace_id())
+        .bind(agent.agent_id)
+        .bind(agent.requested_at)
+        .bind(at)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let mut events = Vec::new();
+        if let Some((was_online, host)) = ended {
+            if was_online {
+                events.push(status_event(agent.agent_id, &agent.name, AgentStatus::Offline.as_str()));
+            }
+            if let Some(host) = host {
+                events.extend(exit_events(&mut tx, scope, &host, &[agent.agent_id], "released").await?);
+            }
+        }
+        let recorded = events::append(&mut tx, scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(recorded)
     }
 
     /// Lists releases that have an outcome or never got an invocation, at most `limit`. Most of them have deleted their agent

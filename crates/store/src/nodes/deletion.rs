@@ -13,6 +13,7 @@ use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
+    agents::sessions,
     events::{self, Event, RecordedEvents, status_event},
     nodes::presence::Broker,
 };
@@ -41,22 +42,24 @@ struct LeftAgent {
     agent_id: AgentId,
     name: String,
     status: AgentStatus,
+    /// `true` if it ran on the node.
+    was_hosted: bool,
 }
 
 // Agents are locked in id order. An agent of a direct node keeps its location, which is implicit.
 const RETURN_AGENTS: &str = "
 WITH located AS MATERIALIZED (
-    SELECT agent_id, name, status FROM agents
+    SELECT agent_id, name, status, coalesce(hosted_on = $2, false) AS was_hosted FROM agents
      WHERE workspace_id = $1 AND node_id = $2 AND deleted_at IS NULL
      ORDER BY agent_id FOR UPDATE
 ), returned AS (
     UPDATE agents a
        SET node_id = 'node_direct_' || a.agent_id, provider = NULL, binding_id = NULL, bound_at = NULL,
-           rebound_at = NULL, session_ref = NULL, resumable = NULL, session_node_id = NULL, priority = 0,
+           rebound_at = NULL, session_ref = NULL, resumable = NULL, hosted_on = NULL, priority = 0,
            status = 'offline', last_seen_at = greatest(a.last_seen_at, $3)
       FROM located l WHERE a.workspace_id = $1 AND a.agent_id = l.agent_id
 )
-SELECT agent_id, name, status FROM located ORDER BY agent_id";
+SELECT agent_id, name, status, was_hosted FROM located ORDER BY agent_id";
 
 // What was addressed to this node can never be served: the worker's next pass fails it. The rest goes back to the queue.
 // A spawn whose agent was already listed there is completed by the worker.
@@ -128,7 +131,9 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        let events = deletion_events(scope, node, &deleted, was_connected, &left);
+        let mut events = deletion_events(scope, node, &deleted, was_connected, &left);
+        let ended: Vec<AgentId> = left.iter().filter(|agent| agent.was_hosted).map(|agent| agent.agent_id).collect();
+        events.extend(sessions::exit_events(&mut tx, scope, node, &ended, "node_deleted").await?);
         let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         let agents = left.into_iter().map(|agent| agent.agent_id).collect();

@@ -180,7 +180,7 @@ impl Store {
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let left = sqlx::query(
             "WITH here AS MATERIALIZED (
-                 SELECT agent_id, name, status FROM agents
+                 SELECT agent_id, name, status, coalesce(hosted_on = $3, false) AS was_hosted FROM agents
                   WHERE workspace_id = $1 AND agent_id = $2 AND node_id = $3 AND deleted_at IS NULL
                     AND (provider IS NULL OR provider = $4)
                     AND EXISTS (SELECT 1 FROM providers WHERE workspace_id = $1 AND node_id = $3
@@ -193,7 +193,7 @@ impl Store {
                     mailbox_orphaned = coalesce(NOT a.resumable, false)
                FROM here
               WHERE a.workspace_id = $1 AND a.agent_id = here.agent_id
-          RETURNING here.name, here.status",
+          RETURNING here.name, here.status, here.was_hosted",
         )
         .bind(fence.scope.workspace_id())
         .bind(agent)
@@ -206,13 +206,13 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(left) = left else { return Ok(None) };
-        let (name, status): (String, AgentStatus) = decode_row("agents", &left)?;
-        let mut events = if status == AgentStatus::Offline {
-            Vec::new()
-        } else {
-            vec![status_event(agent, &name, AgentStatus::Offline)]
-        };
-        events.extend(sessions::exit_events(&mut tx, fence.scope, &fence.node_id, &[agent], "deregistered").await?);
+        let (name, status, was_hosted): (String, AgentStatus, bool) = decode_row("agents", &left)?;
+        let mut events =
+            if status == AgentStatus::Offline { Vec::new() } else { vec![status_event(agent, &name, AgentStatus::Offline)] };
+        // The end of a released agent was recorded with its release.
+        if was_hosted {
+            events.extend(sessions::exit_events(&mut tx, fence.scope, &fence.node_id, &[agent], "deregistered").await?);
+        }
         let recorded = events::append(&mut tx, fence.scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some(recorded))

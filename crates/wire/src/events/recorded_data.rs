@@ -201,7 +201,7 @@ pub struct AgentExited<'a> {
     pub node_id: &'a str,
     /// Invocation that spawned it; null if none did.
     pub invocation_id: Option<InvocationId>,
-    /// `released`, `deleted`, or the reason of the provider.
+    /// `released`, `deleted`, `deregistered`, `missing_from_inventory` or `node_deleted`.
     pub reason: &'a str,
 }
 
