@@ -63,3 +63,22 @@ async fn an_invocation_of_an_expired_node_moves_at_once_even_if_it_was_addressed
     assert_eq!(place.wait_for_outcome("build", &ids[0]).await?["output"], json!({ "built": 1 }));
     Ok(())
 }
+
+/// It waits for a node that is offline already, so it was never placed.
+#[tokio::test]
+async fn an_invocation_that_waits_for_an_expired_node_moves() -> Result<()> {
+    let place = CallScene::new("moves-waiting").await?;
+    let (first, second) = (place.node("first").await?, place.node("second").await?);
+    let capabilities = json!([{ "name": "spawn:sh", "kind": "capacity" }]);
+    let mut former = socket(&first, 0).await?;
+    former.request(register(&first, "broker", &capabilities, 4)).await?;
+    former.close().await?;
+    expire(&place, &first).await?;
+    let spawn = json!({ "name": "writer", "cli": "sh", "target_node": "first" });
+    let asked = place.ann().post("/v1/agents/spawn", spawn).await?.success()?;
+    assert_eq!((&asked["status"], &asked["dispatched_node_id"]), (&json!("pending"), &json!(null)));
+    let mut host = socket(&second, 1).await?;
+    host.request(register(&second, "broker", &capabilities, 4)).await?;
+    assert_eq!(next_invocation(&mut host, MOVED_WITHIN).await?, asked["invocation_id"].as_str().unwrap_or_default());
+    Ok(())
+}

@@ -122,31 +122,36 @@ UPDATE invocations i
 RETURNING i.workspace_id";
 
 // Liveness is lost for longer than any reconnection takes. An invocation that was addressed to the lost node by name
-// moves as well, unless the node accepted it or started its agent. The former provider's epoch was raised when it was
-// disconnected, and the next attempt has another node, so a late result of the former one is refused. A release stays,
-// because no other node runs the agent, and so does what a policy for spawns had: elsewhere the capacity would be used
-// without it.
+// moves as well, unless the node accepted it or started its agent; one that was queued for the node and never placed has
+// a target only. The former provider's epoch was raised when it was disconnected, and the next attempt has another node,
+// so a late result of the former one is refused. A release stays, because no other node runs the agent, and so does what
+// a policy for spawns had: elsewhere the capacity would be used without it. What was addressed to a deleted node fails.
 const MOVE_EXPIRED: &str = formatcp!(
     "
 WITH expired AS MATERIALIZED (
-    SELECT i.workspace_id, i.invocation_id
+    SELECT i.workspace_id, i.invocation_id, l.node_id
       FROM invocations i
-     WHERE i.completed_at IS NULL AND i.node_id IS NOT NULL AND i.capability <> '{RELEASE}'
+     CROSS JOIN LATERAL (SELECT coalesce(i.node_id, i.target_node_id) AS node_id,
+                                coalesce(i.provider, i.target_provider) AS provider) AS l
+     WHERE i.completed_at IS NULL AND l.node_id IS NOT NULL AND i.capability <> '{RELEASE}'
        AND i.accepted_at IS NULL AND i.agent_id IS NULL AND i.came_up IS NULL
-       AND (i.status = 'dispatched' OR i.status = 'pending' AND i.target_node_id = i.node_id)
+       AND i.unreachable_since IS DISTINCT FROM '-infinity'
+       AND (i.status = 'dispatched' OR i.status = 'pending' AND i.target_node_id = l.node_id)
        AND NOT EXISTS (
            SELECT FROM providers p
-            WHERE p.workspace_id = i.workspace_id AND p.node_id = i.node_id AND p.provider = i.provider
+            WHERE p.workspace_id = i.workspace_id AND p.node_id = l.node_id
+              AND (l.provider IS NULL OR p.provider = l.provider)
               AND (p.gateway_id IS NOT NULL OR p.last_heartbeat_at > $3))
        AND NOT EXISTS (
            SELECT FROM node_capabilities own
-            WHERE own.workspace_id = i.workspace_id AND own.node_id = i.node_id AND own.provider = i.provider
+            WHERE own.workspace_id = i.workspace_id AND own.node_id = l.node_id
+              AND (l.provider IS NULL OR own.provider = l.provider)
               AND own.name = i.capability AND own.kind = 'action'
               AND (own.name = '{SPAWN}' OR starts_with(own.name, '{SPAWN_PREFIX}')))
        AND EXISTS (
            SELECT FROM node_capabilities c
              JOIN providers p USING (workspace_id, node_id, provider)
-            WHERE c.workspace_id = i.workspace_id AND c.name = i.capability AND c.node_id <> i.node_id
+            WHERE c.workspace_id = i.workspace_id AND c.name = i.capability AND c.node_id <> l.node_id
               AND (c.kind = 'capacity' OR NOT i.only_capacity) AND p.gateway_id IS NOT NULL AND p.handlers_live)
      ORDER BY i.workspace_id, i.invocation_id LIMIT $2
        FOR UPDATE OF i SKIP LOCKED
@@ -154,7 +159,7 @@ WITH expired AS MATERIALIZED (
 UPDATE invocations i
    SET status = 'pending', target_node_id = NULL, target_provider = NULL, reserves = false, sent_epoch = NULL,
        sent_at = NULL, due_at = $1, unreachable_since = coalesce(i.unreachable_since, $1),
-       tried = CASE WHEN i.node_id <> ALL (i.tried) THEN i.tried || i.node_id ELSE i.tried END
+       tried = CASE WHEN expired.node_id <> ALL (i.tried) THEN i.tried || expired.node_id ELSE i.tried END
   FROM expired
  WHERE i.workspace_id = expired.workspace_id AND i.invocation_id = expired.invocation_id"
 );
