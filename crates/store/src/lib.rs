@@ -69,8 +69,6 @@ pub use observers::tokens::{
     ObserverTokenUpdate,
 };
 pub use pool::{Connections, MIGRATOR, Store};
-pub use workspaces::lifecycle::{
-    CreationKey, MetadataChange, NewWorkspace, WorkspaceChange, WorkspaceCreation, WorkspaceRow,
-};
+pub use workspaces::lifecycle::{CreationKey, NewWorkspace, WorkspaceChange, WorkspaceCreation, WorkspaceRow};
 pub use workspaces::quotas::{EffectiveLimits, QuotasRow};
 pub use workspaces::rate_limits::RateLimitGrant;

@@ -87,6 +87,10 @@ async fn null_and_credentials_are_refused_on_create_and_change() -> Result<()> {
         json!({ "note": token }),
         json!({ "notes": [format!("Bearer {token}")] }),
         json!({ "own": key.token() }),
+        json!({ "own": "rk_live_short" }),
+        json!({ "credentials": { "user": "a", "pass": "b" } }),
+        json!({ "tokens": ["x"] }),
+        json!({ "pwd": 1234 }),
     ] {
         let change = key.at(&gateways[1]).patch(WORKSPACE, json!({ "metadata": metadata })).await?;
         let refused = change.refused(400, "invalid_request")?;
@@ -97,5 +101,37 @@ async fn null_and_credentials_are_refused_on_create_and_change() -> Result<()> {
     assert_eq!(metadata(&key).await?, json!({ "kept": 1 }));
     key.patch(WORKSPACE, json!({ "metadata": { "kept": null, "password": null } })).await?.success()?;
     assert_eq!(metadata(&key).await?, json!({}));
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_size_is_measured_alike_on_create_and_change() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    // Many keys, since each could add white space to the measure.
+    let of_size = |bytes: usize| {
+        let mut metadata: Map<String, Value> = (0..90).map(|n| (format!("k{n}"), json!([n, n]))).collect();
+        metadata.insert("fill".to_owned(), json!(""));
+        let rest = bytes - Value::Object(metadata.clone()).to_string().len();
+        metadata.insert("fill".to_owned(), json!("x".repeat(rest)));
+        Value::Object(metadata)
+    };
+    let create = async |metadata: &Value| {
+        let body = json!({ "name": "measured", "metadata": metadata });
+        Api::anonymous(&gateways[0]).post("/v1/workspaces", body).await
+    };
+    create(&of_size(16 * 1024 + 1)).await?.refused(400, "invalid_request")?;
+    let mut most = of_size(16 * 1024);
+    let made = create(&most).await?.success()?;
+    let key = Api::anonymous(&gateways[1]).with_token(made["api_key"].as_str().unwrap_or_default());
+    key.patch(WORKSPACE, json!({ "metadata": {} })).await?.success()?;
+    key.patch(WORKSPACE, json!({ "metadata": { "k0": "00000" } })).await?.refused(400, "invalid_request")?;
+    assert_eq!(metadata(&key).await?, most);
+    key.patch(WORKSPACE, json!({ "metadata": { "k0": null } })).await?.success()?;
+    key.patch(WORKSPACE, json!({ "metadata": { "k0": [0, 0] } })).await?.success()?;
+    // A null at creation leaves its key out.
+    most["gone"] = Value::Null;
+    let made = create(&most).await?.success()?;
+    let key = key.with_token(made["api_key"].as_str().unwrap_or_default());
+    assert!(metadata(&key).await?.get("gone").is_none());
     Ok(())
 }

@@ -17,7 +17,7 @@ use relay_domain::{
     },
 };
 pub use relay_store::WorkspaceRow;
-use relay_store::{CreationKey, MetadataChange, NewWorkspace, WorkspaceCreation};
+use relay_store::{CreationKey, NewWorkspace, WorkspaceCreation};
 use relay_wire::field::ToValue as _;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -91,7 +91,8 @@ impl Workspaces {
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedWorkspace> {
         check_new(request)?;
-        let metadata = Value::Object(request.metadata.clone().unwrap_or_default());
+        let given = request.metadata.as_ref().map(|given| metadata::merge(Map::new(), given));
+        let metadata = Value::Object(given.unwrap_or_default());
         if owner.is_none() && key.is_some_and(|key| key.text().len() < MIN_ANONYMOUS_KEY_BYTES) {
             return Err(EngineError::Invalid(InvalidInput::CreationKeyTooWeak));
         }
@@ -176,11 +177,11 @@ impl Workspaces {
         }
         check_seconds("delivery_ttl_seconds", change.delivery_ttl_seconds, &DELIVERY_TTL_SECONDS)?;
         check_seconds("agent_token_grace_seconds", change.agent_token_grace_seconds, &AGENT_TOKEN_GRACE_SECONDS)?;
-        let metadata = change.metadata.as_ref().map(metadata_change).transpose()?;
+        change.metadata.as_ref().map_or(Ok(()), refuse_credentials)?;
         let row_change = relay_store::WorkspaceChange {
             name: change.name.as_deref(),
             system_prompt: change.system_prompt.as_ref().map(Option::as_deref),
-            metadata: metadata.as_ref(),
+            metadata: change.metadata.as_ref(),
             delivery_ttl_seconds: change.delivery_ttl_seconds,
             agent_token_grace_seconds: change.agent_token_grace_seconds,
             policy: change.policy.as_ref().map(Option::as_ref),
@@ -269,23 +270,11 @@ fn refuse_credentials(metadata: &Map<String, Value>) -> EngineResult<()> {
     })
 }
 
-/// Splits a change of the metadata into keys to set and, for nulls, keys to delete.
-fn metadata_change(change: &Map<String, Value>) -> EngineResult<MetadataChange> {
-    refuse_credentials(change)?;
-    let (deleted, set): (Map<_, _>, Map<_, _>) = change.clone().into_iter().partition(|(_, value)| value.is_null());
-    Ok(MetadataChange {
-        set: Value::Object(set),
-        delete: deleted.into_iter().map(|(key, _)| key).collect(),
-        max_keys: i32::try_from(metadata::MAX_KEYS).unwrap_or(i32::MAX),
-        max_bytes: i32::try_from(metadata::MAX_BYTES).unwrap_or(i32::MAX),
-    })
-}
-
 fn check_new(request: &CreateWorkspace) -> EngineResult<()> {
     check_name("name", &request.name, MAX_WORKSPACE_NAME_BYTES)?;
     if let Some(metadata) = &request.metadata {
         refuse_credentials(metadata)?;
-        if metadata.len() > metadata::MAX_KEYS || metadata.to_value().to_string().len() > metadata::MAX_BYTES {
+        if !metadata::is_within_bounds(&metadata::merge(Map::new(), metadata)) {
             return Err(metadata_too_large());
         }
     }

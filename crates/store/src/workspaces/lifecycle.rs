@@ -10,10 +10,13 @@ use relay_domain::{
     },
     events::kind,
     names,
-    workspaces::plan::{Plan, Quota},
+    workspaces::{
+        metadata,
+        plan::{Plan, Quota},
+    },
 };
 use relay_wire::{events::recorded_data::WorkspaceUpdated, field::ToValue as _};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sqlx::{PgConnection, types::Json};
 
 use crate::{
@@ -73,23 +76,12 @@ pub struct WorkspaceChange<'a> {
     pub name: Option<&'a str>,
     /// `Some(None)` clears it.
     pub system_prompt: Option<Option<&'a str>>,
-    pub metadata: Option<&'a MetadataChange>,
+    /// Merged into the stored metadata.
+    pub metadata: Option<&'a Map<String, Value>>,
     pub delivery_ttl_seconds: Option<i32>,
     pub agent_token_grace_seconds: Option<i32>,
     /// Merged into the stored policy; `Some(None)` removes it.
     pub policy: Option<Option<&'a RightChanges>>,
-}
-
-/// Change of the metadata of a workspace, with the bounds of the merged object.
-#[derive(Debug)]
-pub struct MetadataChange {
-    /// Keys to set with their values.
-    pub set: Value,
-    /// Keys to delete.
-    pub delete: Vec<String>,
-    pub max_keys: i32,
-    /// In bytes of JSON.
-    pub max_bytes: i32,
 }
 
 impl WorkspaceChange<'_> {
@@ -132,8 +124,6 @@ pub enum WorkspaceCreation {
 const COLUMNS: &str =
     "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds,
       agent_token_grace_seconds, created_by, policy";
-/// Metadata of a row after setting the keys of `$5` and deleting those of `$6`.
-const MERGED_METADATA: &str = "(metadata || $5) - $6::text[]";
 const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())";
 
 /// Owner of idempotency keys without authentication. No workspace has this id.
@@ -220,34 +210,34 @@ impl Store {
     ) -> StoreResult<Option<(WorkspaceRow, RecordedEvents)>> {
         let doing = "updating a workspace";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        // The merge is an expression over the updated row itself. A subquery that reads the row would not be evaluated
-        // again after waiting for a concurrent change, which would then be overwritten.
+        let metadata = match change.metadata {
+            None => None,
+            Some(change) => match merge_metadata(&mut tx, scope, change).await? {
+                Some(merged) if metadata::is_within_bounds(&merged) => Some(Json(merged)),
+                Some(_) | None => return Ok(None),
+            },
+        };
         let row = sqlx::query(formatcp!(
             "UPDATE workspaces SET
                 name = coalesce($2, name),
                 system_prompt = CASE WHEN $3 THEN $4 ELSE system_prompt END,
-                metadata = CASE WHEN $5 IS NULL THEN metadata ELSE {MERGED_METADATA} END,
-                delivery_ttl_seconds = coalesce($7, delivery_ttl_seconds),
-                agent_token_grace_seconds = coalesce($8, agent_token_grace_seconds),
-                policy = CASE WHEN $9 THEN nullif(jsonb_strip_nulls(coalesce(policy, '{{}}') || $10), '{{}}')
+                metadata = coalesce($5, metadata),
+                delivery_ttl_seconds = coalesce($6, delivery_ttl_seconds),
+                agent_token_grace_seconds = coalesce($7, agent_token_grace_seconds),
+                policy = CASE WHEN $8 THEN nullif(jsonb_strip_nulls(coalesce(policy, '{{}}') || $9), '{{}}')
                                ELSE policy END
              WHERE workspace_id = $1 AND {IS_ALIVE}
-               AND ($5 IS NULL OR (octet_length(({MERGED_METADATA})::text) <= $11
-                                   AND (SELECT count(*) FROM jsonb_object_keys({MERGED_METADATA})) <= $12))
              RETURNING {COLUMNS}"
         ))
         .bind(scope.workspace_id())
         .bind(change.name)
         .bind(change.system_prompt.is_some())
         .bind(change.system_prompt.flatten())
-        .bind(change.metadata.map(|metadata| &metadata.set))
-        .bind(change.metadata.map_or(&[][..], |metadata| &metadata.delete))
+        .bind(metadata)
         .bind(change.delivery_ttl_seconds)
         .bind(change.agent_token_grace_seconds)
         .bind(change.policy.is_some())
         .bind(change.policy.flatten().map(Json))
-        .bind(change.metadata.map(|metadata| metadata.max_bytes))
-        .bind(change.metadata.map(|metadata| metadata.max_keys))
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
@@ -298,6 +288,23 @@ impl Store {
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(revoked.rows_affected())
     }
+}
+
+/// Locks a workspace until the commit, so that concurrent changes lose no keys, and returns its metadata with the change.
+/// `None` if it is deleted or expired.
+async fn merge_metadata(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    change: &Map<String, Value>,
+) -> StoreResult<Option<Map<String, Value>>> {
+    let stored: Option<Json<Map<String, Value>>> = sqlx::query_scalar(formatcp!(
+        "SELECT metadata FROM workspaces WHERE workspace_id = $1 AND {IS_ALIVE} FOR NO KEY UPDATE"
+    ))
+    .bind(scope.workspace_id())
+    .fetch_optional(tx)
+    .await
+    .map_err(StoreError::from_sqlx("reading the metadata of a workspace"))?;
+    Ok(stored.map(|Json(stored)| metadata::merge(stored, change)))
 }
 
 /// Disables the http_push mailboxes and subscriptions of a deleted workspace.
