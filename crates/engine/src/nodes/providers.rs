@@ -72,7 +72,7 @@ impl Nodes {
         if registrant.is_direct {
             return self.register_direct(registrant).await;
         }
-        crate::nodes::roster::check_broker_name(&registration.node_name)?;
+        crate::nodes::settings::check_broker_name(&registration.node_name)?;
         let until = Instant::now() + REGISTRATION_TIMEOUT;
         let mut silent_epoch = None;
         for _ in 0..MAX_RACES {
@@ -215,25 +215,26 @@ impl Nodes {
     /// Synchronizes a provider's complete set of running agents.
     ///
     /// Conflicting entries are skipped and the others adopted; it fails only when no entry is acceptable, because
-    /// brokers drop their socket on an error (ADR 0002).
+    /// brokers drop their socket on an error (ADR 0002). An agent whose own node is unavailable for a moment is never a
+    /// reason to fail.
     ///
     /// # Errors
-    /// The conflict of the first entry, when there are entries and none is acceptable; or superseded.
+    /// The first conflict, when there are entries and none is acceptable; or superseded.
     pub async fn sync_inventory(&self, fence: &Fence, mut listed: Vec<ListedAgent>) -> EngineResult<SyncedInventory> {
-        let asked = listed.len();
-        let mut first_conflict = None;
+        let mut rejected = Vec::new();
         // Agents may be taken between two rounds, but each round drops at least one entry, so the loop ends.
         loop {
             let conflicts = match self.core.store.sync_inventory(fence, &listed, self.core.now()).await? {
                 InventoryOutcome::Synced { rebound, left, recorded, reconciled, .. } => {
                     self.core.announce(recorded);
-                    if let (Some(conflict), true) = (first_conflict.take(), asked > 0 && listed.is_empty()) {
-                        return Err(conflict);
+                    if listed.is_empty()
+                        && let Some(first) = rejected.iter().find(|entry: &&RejectedEntry| entry.fails_alone())
+                    {
+                        return Err(EngineError::Conflict(first.conflict()));
                     }
                     if !left.is_empty() {
                         self.core.hints.agents_moved(fence.scope, left);
                     }
-                    let rejected = asked - listed.len();
                     let agents = listed.into_iter().map(|entry| entry.agent_id).collect();
                     return Ok(SyncedInventory { rebound, rejected, agents, reconciled });
                 }
@@ -243,12 +244,7 @@ impl Nodes {
             listed.retain(|entry| {
                 let Some(conflict) = conflicts.get(&entry.agent_id) else { return true };
                 tracing::info!(agent.name = %entry.name, reason = ?conflict, "skipped a conflicting inventory entry");
-                let name = entry.name.clone();
-                first_conflict.get_or_insert_with(|| match conflict {
-                    InventoryConflict::Identity => EngineError::Conflict(Conflict::AgentIdentityMismatch(name)),
-                    InventoryConflict::Location => EngineError::Conflict(Conflict::AgentLocation(name)),
-                    InventoryConflict::Provider => EngineError::Conflict(Conflict::AgentProvider(name)),
-                });
+                rejected.push(RejectedEntry { agent_id: entry.agent_id, name: entry.name.clone(), reason: *conflict });
                 false
             });
         }
@@ -371,12 +367,40 @@ impl Nodes {
 pub struct SyncedInventory {
     /// Number of agents that it bound or brought online.
     pub rebound: usize,
-    /// Number of conflicting entries.
-    pub rejected: usize,
+    /// Conflicting entries.
+    pub rejected: Vec<RejectedEntry>,
     /// Listed agents without conflicting ones.
     pub agents: Vec<AgentId>,
     /// Effect on the provider's open invocations.
     pub reconciled: InventoryReconciliation,
+}
+
+/// Entry of an inventory that was skipped.
+#[derive(Debug, Clone)]
+pub struct RejectedEntry {
+    pub agent_id: AgentId,
+    pub name: String,
+    reason: InventoryConflict,
+}
+
+impl RejectedEntry {
+    /// Returns the error that names the reason.
+    #[must_use]
+    pub fn conflict(&self) -> Conflict {
+        let name = self.name.clone();
+        match self.reason {
+            InventoryConflict::Identity => Conflict::AgentIdentityMismatch(name),
+            InventoryConflict::Location | InventoryConflict::AwaitedLocation => Conflict::AgentLocation(name),
+            InventoryConflict::Provider => Conflict::AgentProvider(name),
+        }
+    }
+
+    const fn fails_alone(&self) -> bool {
+        match self.reason {
+            InventoryConflict::Identity | InventoryConflict::Location | InventoryConflict::Provider => true,
+            InventoryConflict::AwaitedLocation => false,
+        }
+    }
 }
 
 /// Agent that a provider hosts from now on.

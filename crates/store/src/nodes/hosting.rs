@@ -55,8 +55,10 @@ pub struct ListedAgent {
 pub enum InventoryConflict {
     /// The agent does not exist or has another name.
     Identity,
-    /// The agent is online at another node with a connected provider, or its node is only temporarily unavailable.
+    /// The agent is online at another node with a connected provider.
     Location,
+    /// The agent is at another node, which is only temporarily unavailable.
+    AwaitedLocation,
     /// Another provider of this node hosts the agent.
     Provider,
 }
@@ -310,7 +312,11 @@ fn check_listed(
         // An agent that ended at a connected provider may come up elsewhere. One that lost its connection returns.
         let is_kept = if agent.hosted { !offline && (!here || other_provider) } else { !here && agent.awaited };
         if is_kept {
-            let conflict = if here { InventoryConflict::Provider } else { InventoryConflict::Location };
+            let conflict = match (here, agent.hosted) {
+                (true, _) => InventoryConflict::Provider,
+                (false, true) => InventoryConflict::Location,
+                (false, false) => InventoryConflict::AwaitedLocation,
+            };
             conflicts.push((entry.agent_id, conflict));
             continue;
         }

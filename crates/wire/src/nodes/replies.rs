@@ -85,12 +85,26 @@ pub struct InventorySynced {
     pub rebound_agents: usize,
     /// Number of entries that conflict with another location, and were skipped.
     pub rejected_agents: usize,
+    /// The first of them, with their reasons.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rejected: Vec<RejectedAgent>,
     /// Number of open invocations of the provider.
     pub open_invocations: i64,
     /// Number of invocations that the inventory completed.
     pub completed_invocations: i64,
     /// Number of invocations that will be sent again.
     pub rescheduled_invocations: i64,
+}
+
+/// Skipped entry of an inventory.
+#[derive(Debug, Serialize)]
+pub struct RejectedAgent {
+    /// Id of the agent, as listed.
+    pub agent_id: String,
+    /// Name of the agent, as listed.
+    pub name: String,
+    /// Code of the error that the entry alone would get.
+    pub code: String,
 }
 
 /// `data` of the reply to `agent.register` and `agent.recover`.

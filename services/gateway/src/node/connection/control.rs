@@ -13,6 +13,7 @@ use relay_engine::{
     error::{Conflict, Denial, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
     messages::posting::batch::BatchCaller,
+    nodes::providers::RejectedEntry,
 };
 use relay_tasks::byte_budget::ByteLease;
 use relay_wire::{
@@ -22,7 +23,7 @@ use relay_wire::{
         frame::{
             ActionResult, AgentRecover, AgentRegister, Capability, InboundFrame, Inventory, InventoryEntry, Spawn,
         },
-        replies::{InventorySynced, RegisteredAgent},
+        replies::{InventorySynced, RegisteredAgent, RejectedAgent},
     },
 };
 use serde_json::Value;
@@ -270,7 +271,8 @@ impl ControlContext {
         let invocations = synced.reconciled;
         let data = InventorySynced {
             rebound_agents: synced.rebound,
-            rejected_agents: synced.rejected,
+            rejected_agents: synced.rejected.len(),
+            rejected: synced.rejected.into_iter().take(MAX_SHOWN_REJECTIONS).map(to_rejected_agent).collect(),
             open_invocations: invocations.open,
             completed_invocations: invocations.completed,
             rescheduled_invocations: invocations.rescheduled,
@@ -340,6 +342,14 @@ impl ControlContext {
     }
 }
 
+fn to_rejected_agent(entry: RejectedEntry) -> RejectedAgent {
+    let error = ApiError::from(EngineError::Conflict(entry.conflict()));
+    let code = error.code_and_message().0.to_owned();
+    RejectedAgent { agent_id: entry.agent_id.to_string(), name: entry.name, code }
+}
+
+/// Skipped entries that a reply to an inventory shows.
+const MAX_SHOWN_REJECTIONS: usize = 100;
 /// Delay between attempts to record a result while storage is unavailable.
 const RESULT_RETRY: Duration = Duration::from_millis(500);
 /// Agents in one inventory.
