@@ -7,6 +7,7 @@ use relay_testkit::{
     shared, wait,
 };
 use serde_json::{Value, json};
+use sqlx::PgPool;
 
 fn node(id: Option<&str>, name: &str) -> Value {
     json!({ "node_id": id, "name": name, "machine_id": "m-1", "kind": "ws", "role": "broker" })
@@ -74,5 +75,48 @@ async fn a_machine_does_not_find_the_node_of_an_agent() -> Result<()> {
     let made = key.at(&gateways[1]).post("/v1/nodes", node(None, "second")).await?.success()?;
     assert_ne!(text(&made["id"]), own.node_id, "it is offline");
     assert_eq!(key.get(&format!("/v1/nodes/{}", own.name)).await?.success()?["role"], "direct");
+    Ok(())
+}
+
+#[tokio::test]
+async fn kind_and_role_of_a_node_stay() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let key = Api::create_workspace(&gateways[0], "enrolment-fixed").await?;
+    let there = key.at(&gateways[1]);
+    let made = key.post("/v1/nodes", node(Some("node_a"), "box")).await?.success()?;
+    let mut socket = NodeSocket::connect(&there.ws_base(), text(&made["token"])).await?;
+    socket.register_broker("node_a", "box", "run-1").await?;
+    // Another node of the name, of whatever kind.
+    let other = json!({ "node_id": "node_b", "name": "box", "kind": "poll" });
+    there.post("/v1/nodes", other).await?.refused(409, "node_name_conflict")?;
+    for id in [None, Some("node_a")] {
+        let direct = json!({ "node_id": id, "name": "box", "role": "direct" });
+        there.post("/v1/nodes", direct).await?.refused(400, "invalid_request")?;
+        let poll = json!({ "node_id": id, "name": "box", "kind": "poll" });
+        there.post("/v1/nodes", poll).await?.refused(400, "invalid_node_delivery")?;
+    }
+    assert_eq!(key.get("/v1/nodes/box").await?.success()?["role"], "broker");
+    Ok(())
+}
+
+/// A broker that has run for longer than a name is kept is known to have been live until it left.
+#[tokio::test]
+async fn a_node_that_deregisters_keeps_its_name() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let key = Api::create_workspace(&gateways[0], "enrolment-left").await?;
+    let made = key.post("/v1/nodes", node(Some("node_left"), "box")).await?.success()?;
+    let mut socket = NodeSocket::connect(&key.at(&gateways[1]).ws_base(), text(&made["token"])).await?;
+    socket.register_broker("node_left", "box", "run-1").await?;
+    let workspace: i64 = text(&key.get("/v1/workspace").await?.success()?["id"]).parse()?;
+    sqlx::query("UPDATE nodes SET last_connected_at = now() - interval '25 hours' WHERE workspace_id = $1")
+        .bind(workspace)
+        .execute(&PgPool::connect(&shared().await.database_url).await?)
+        .await?;
+    socket.send_json(&json!({ "v": 1, "type": "node.deregister" })).await?;
+    wait::until("the node to be offline", SOON, || async {
+        key.get("/v1/nodes/box").await.is_ok_and(|reply| reply.data()["status"] == "offline")
+    })
+    .await;
+    key.post("/v1/nodes", node(Some("node_other"), "box")).await?.refused(409, "node_name_conflict")?;
     Ok(())
 }

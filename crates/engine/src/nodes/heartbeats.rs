@@ -9,7 +9,7 @@ use std::{
 use relay_domain::{ActionId, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{StoreError, nodes::heartbeats::Heartbeat};
 
-use super::{Nodes, roster::check_broker_name};
+use super::{Nodes, settings::check_broker_name};
 use crate::Inner;
 
 /// Time that heartbeats gather before they are written together.

@@ -6,6 +6,7 @@ mod lookup;
 pub(crate) mod online;
 pub mod providers;
 pub mod roster;
+pub(crate) mod settings;
 pub mod silence;
 
 use std::sync::Arc;

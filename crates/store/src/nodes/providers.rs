@@ -249,6 +249,9 @@ impl Store {
         let doing = "removing a provider";
         let work = async {
             let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+            // Without its provider only this shows that the node was live. First, because a node is locked before its
+            // providers.
+            note_connection(&mut tx, fence.key()).await?;
             let Some(ended) = end_connection(&mut tx, fence, at).await? else { return Ok(None) };
             sqlx::query(
                 "DELETE FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4",
