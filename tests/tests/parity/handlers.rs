@@ -45,6 +45,15 @@ async fn age_connection(node: &str, seconds: i32) -> Result<()> {
     Ok(())
 }
 
+async fn not_seen_for_11_seconds(agent: &str) -> Result<()> {
+    let pool = PgPool::connect(&shared().await.database_url).await?;
+    sqlx::query("UPDATE agents SET last_seen_at = now() - interval '11 seconds' WHERE agent_id = $1")
+        .bind(agent.parse::<i64>()?)
+        .execute(&pool)
+        .await?;
+    Ok(())
+}
+
 /// Waits until the engine has noticed that an agent's connection ended.
 async fn disconnected(key: &Api, name: &str) {
     relay_testkit::wait::until("the agent to be offline", SOON, || async {
@@ -57,7 +66,8 @@ async fn disconnected(key: &Api, name: &str) {
 async fn an_action_of_an_agent_without_a_connection_is_refused_at_once() -> Result<()> {
     let place = CallScene::new("handler-lost").await?;
     let (agent, bob) = handler(&place).await?;
-    // Never connected: it may handle over REST, as a subscription tells it.
+    // Never connected: it may handle over REST, as a subscription tells it, however long it was silent.
+    not_seen_for_11_seconds(&agent.id).await?;
     place.invoke("count", json!({})).await?;
     let socket = bob.direct_socket().await?;
     place.invoke("count", json!({})).await?;
@@ -131,6 +141,31 @@ async fn an_action_of_an_agent_whose_broker_is_away_is_refused() -> Result<()> {
     let there = place.ann().at(&shared().await.gateways[1]);
     there.post("/v1/actions/count/invoke", json!({})).await?.refused(503, "handler_unavailable")?;
     place.invoke("count", json!({ "durable": true })).await.context("a durable one waits")?;
+    Ok(())
+}
+
+/// It is on its own node again, which never had a connection.
+#[tokio::test]
+async fn an_action_of_an_agent_that_left_its_node_is_refused() -> Result<()> {
+    let place = CallScene::new("handler-left").await?;
+    let there = place.ann().at(&shared().await.gateways[1]);
+    for (agent, deletes_node) in [("bob", false), ("cyd", true)] {
+        let node = place.node(&format!("box-{agent}")).await?;
+        let mut host = socket(&node, 1).await?;
+        host.request(register(&node, "tools", &json!([]), 0)).await?;
+        let born = host.register_agent(agent).await?;
+        let action = format!("count-{agent}");
+        place.key.post("/v1/actions", json!({ "name": action, "handler_agent": agent })).await?.success()?;
+        if deletes_node {
+            assert_eq!(place.key.delete(&format!("/v1/nodes/{}", node.name)).await?.status, 204);
+        } else {
+            host.request(json!({ "v": 1, "type": "agent.deregister", "agent_id": born["agent_id"] })).await?;
+        }
+        place.invoke(&action, json!({})).await.context("it may come up elsewhere")?;
+        not_seen_for_11_seconds(text(&born["agent_id"])).await?;
+        let path = format!("/v1/actions/{action}/invoke");
+        there.post(&path, json!({})).await?.refused(503, "handler_unavailable")?;
+    }
     Ok(())
 }
 

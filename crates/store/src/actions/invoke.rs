@@ -296,15 +296,19 @@ impl HandlerHost {
 }
 
 // A direct node has a row from its first token on. An agent without one was never connected and may handle its
-// invocations over REST, as it reads of them from a subscription. The age of the row is the time that the first
-// connection may take.
+// invocations over REST, as it reads of them from a subscription; one that had another node before was returned from it,
+// and has lost that connection. The age of the row is the time that the first connection may take.
 const HOSTS: &str = formatcp!(
     "SELECT DISTINCT ON (a.workspace_id, a.agent_id)
             a.workspace_id, a.agent_id, a.name, a.node_id, p.provider, p.gateway_id,
-            p.gateway_id IS NULL AND EXISTS (
+            p.gateway_id IS NULL AND (EXISTS (
                 SELECT FROM nodes n
                  WHERE n.workspace_id = a.workspace_id AND n.node_id = a.node_id AND n.kind = '{WS}'
                    AND n.created_at < relay_now() - make_interval(secs => $3))
+             OR a.binding_id IS NULL AND coalesce(a.session_node_id <> a.node_id, false)
+                AND a.last_seen_at < relay_now() - make_interval(secs => $3)
+                AND NOT EXISTS (
+                SELECT FROM nodes n WHERE n.workspace_id = a.workspace_id AND n.node_id = a.node_id))
             AND NOT EXISTS (
                 SELECT FROM providers o
                  WHERE o.workspace_id = a.workspace_id AND o.node_id = a.node_id
