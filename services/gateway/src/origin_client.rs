@@ -5,7 +5,7 @@ use std::convert::Infallible;
 
 use axum::{
     extract::FromRequestParts,
-    http::{HeaderMap, request::Parts},
+    http::{HeaderMap, HeaderValue, request::Parts},
 };
 use relay_wire::workspaces::Origin;
 
@@ -27,7 +27,24 @@ pub enum OriginClient {
     Other,
 }
 
+/// Lowest major version that, of the published clients, the Rust client alone has reached.
+const FIRST_RUST_MAJOR: u64 = 7;
+
 impl OriginClient {
+    /// Recognises the client by its name, or by its version if an app has put its own name in place of the client's.
+    fn recognize(name: Option<&str>, version: Option<&str>) -> Self {
+        match name {
+            Some("@relaycast/python-sdk") => Self::Python,
+            Some("@relaycast/sdk-rust") => Self::Rust,
+            Some("agent-relay-broker") => Self::Broker,
+            Some(name) if !name.starts_with('@') => {
+                let major = version.and_then(|version| version.split('.').next()?.parse::<u64>().ok());
+                if major.is_some_and(|major| major >= FIRST_RUST_MAJOR) { Self::Rust } else { Self::Other }
+            }
+            Some(_) | None => Self::Other,
+        }
+    }
+
     /// Returns whether conversations contain participants and the newest message as strings.
     pub const fn takes_conversations_as_names(self) -> bool {
         matches!(self, Self::Python)
@@ -58,13 +75,8 @@ impl<S: Sync> FromRequestParts<S> for OriginClient {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let named = parts.headers.get("x-relaycast-origin-client").and_then(|name| name.to_str().ok());
-        Ok(match named {
-            Some("@relaycast/python-sdk") => Self::Python,
-            Some("@relaycast/sdk-rust") => Self::Rust,
-            Some("agent-relay-broker") => Self::Broker,
-            _ => Self::Other,
-        })
+        let read = |name| parts.headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        Ok(Self::recognize(read("x-relaycast-origin-client"), read("x-sdk-version")))
     }
 }
 
@@ -117,9 +129,25 @@ fn read_origin(
 
 #[cfg(test)]
 mod tests {
-    use axum::http::{HeaderName, HeaderValue};
+    use axum::http::HeaderName;
 
     use super::*;
+
+    #[test]
+    fn a_client_is_recognised_by_its_name_or_else_by_its_version() {
+        for (name, version, expected) in [
+            (Some("@relaycast/sdk-rust"), Some("12.0.0"), OriginClient::Rust),
+            (Some("agent-relay-broker"), Some("12.0.0"), OriginClient::Broker),
+            (Some("@relaycast/python-sdk"), Some("1.0.0"), OriginClient::Python),
+            (Some("my-app"), Some("12.0.0"), OriginClient::Rust),
+            (Some("my-app"), Some("6.0.2"), OriginClient::Other),
+            (Some("my-app"), Some("next"), OriginClient::Other),
+            (Some("@relaycast/sdk"), Some("6.0.2"), OriginClient::Other),
+            (None, Some("12.0.0"), OriginClient::Other),
+        ] {
+            assert_eq!(OriginClient::recognize(name, version), expected, "{name:?} {version:?}");
+        }
+    }
 
     #[test]
     fn origin_headers_are_bounded_and_of_allowed_characters() {

@@ -167,7 +167,14 @@ async fn only_operators_create_workspaces_on_a_hosted_installation() -> Result<(
     assert_eq!(key.post("/v1/workspaces", json!({ "name": "second" })).await?.status, 201);
     let operator = anybody.with_token(SECRET);
     assert_eq!(operator.post("/v1/workspaces", json!({ "name": "third" })).await?.status, 201);
-    let fourth = operator.post("/v1/operator/workspaces", json!({ "name": "fourth" })).await?.success()?;
+    let create = async |headers: &[(&str, &str)]| {
+        let body = Some(json!({ "name": "fourth" }));
+        operator.call(Method::POST, "/v1/operator/workspaces", body, headers).await
+    };
+    create(&[("x-relaycast-origin-client", "two words")]).await?.refused(400, "invalid_request")?;
+    let fourth = create(&[("x-relaycast-origin-client", "console")]).await?.success()?;
+    let shown = anybody.with_token(text(&fourth["api_key"])).get("/v1/workspace").await?.success()?;
+    assert_eq!(shown["provenance"]["origin_client"], "console", "{shown}");
 
     // Quotas of any workspace, effective at once.
     let path = format!("/v1/operator/workspaces/{}/quotas", text(&fourth["workspace_id"]));

@@ -158,6 +158,9 @@ async fn direct_messages_carry_the_address_of_their_sender() -> Result<()> {
     assert_eq!((&data["from_address"], &data["from_name"]), (&json!("ann@box"), &json!("ann")), "{data}");
     assert_eq!(data["metadata"], json!({ "a": 1 }), "{data}");
     assert_eq!(frames[0], frames[1]);
+    let path = format!("/v1/dm/{}/messages", text(&data["conversation_id"]));
+    let listed = other.as_agent(&bob).get(&path).await?.success()?;
+    assert_eq!(text(&listed[0]["from_address"]), "ann@box", "{listed}");
     Ok(())
 }
 

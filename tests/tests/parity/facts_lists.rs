@@ -36,6 +36,9 @@ async fn a_page_of_events_above_500_is_refused() -> Result<()> {
         let path = format!("/v1/workspace/events?since=0&limit={limit}");
         room.key.at(room.bob.base()).get(&path).await?.refused(400, "invalid_request")?;
     }
+    room.ann.get("/v1/agents/bob/events?limit=500").await?.success()?;
+    let path = "/v1/agents/bob/events?limit=501";
+    room.ann.at(room.bob.base()).get(path).await?.refused(400, "invalid_request")?;
     Ok(())
 }
 

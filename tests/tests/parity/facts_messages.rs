@@ -101,6 +101,11 @@ async fn outputs_are_returned_as_the_handler_sent_them() -> Result<()> {
             let row = through.call(Method::GET, &path, None, &headers).await?.success()?;
             assert_eq!(&row["output"], expected, "{client}: {row}");
         }
+        // An app that gives the Rust client its own name is recognised by the client's version.
+        let headers = [("x-relaycast-origin-client", "my-app"), ("x-sdk-version", "12.0.0")];
+        let path = format!("/v1/actions/count/invocations/{id}");
+        let row = place.ann().call(Method::GET, &path, None, &headers).await?.success()?;
+        assert_eq!(row["output"], wrapped, "{row}");
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ pub struct EventsQuery {
     /// Only events of this type.
     #[serde(default, rename = "type")]
     pub event_type: Option<String>,
-    /// Page size: 100 by default, at most 500.
+    /// Page size: 100 by default; more than 500 are refused.
     #[serde(default)]
     pub limit: Option<String>,
 }

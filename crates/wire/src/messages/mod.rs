@@ -7,7 +7,7 @@ pub mod webhook;
 use relay_domain::{
     JsonText,
     mailboxes::delivery::Mode,
-    messages::{self as domain, ListedMessage, client_metadata},
+    messages::{self as domain, ListedMessage, client_metadata, from_address},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -161,6 +161,10 @@ pub struct ConversationMessage {
     pub agent_id: String,
     /// Name of the author.
     pub agent_name: String,
+    /// Address that reached the author when it wrote the message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = "ada@box")]
+    pub from_address: Option<String>,
     /// Type of the author.
     pub agent_type: AgentType,
     /// Text of the message.
@@ -211,6 +215,7 @@ impl From<domain::Message> for ConversationMessage {
             id: message.id.to_string(),
             metadata: client_metadata(&message.metadata),
             agent_id: message.agent_id.to_string(),
+            from_address: from_address(&message.metadata),
             agent_name: message.agent_name,
             agent_type: message.agent_kind.into(),
             text: message.text,

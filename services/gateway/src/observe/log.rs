@@ -21,9 +21,9 @@ pub(crate) struct EventsQuery {
     #[serde(default)]
     #[param(minimum = 0)]
     since: Option<i64>,
-    /// Maximum number of events: 200 by default, never more than 500.
+    /// Maximum number of events: 200 by default; more than 500 are refused.
     #[serde(default)]
-    #[param(minimum = 1)]
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<i64>,
 }
 

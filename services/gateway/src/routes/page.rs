@@ -22,8 +22,8 @@ pub(super) fn parse_limit(text: Option<&str>, (default, max): (i64, i64)) -> Res
 }
 
 /// Parses a limit that is refused above the maximum, where clients would take a shorter page for the last one.
-pub(super) fn parse_strict_limit(text: Option<&str>, max: i64) -> Result<i64, ApiError> {
-    let limit = parse_limit(text, (max, max + 1))?;
+pub(super) fn parse_strict_limit(text: Option<&str>, (default, max): (i64, i64)) -> Result<i64, ApiError> {
+    let limit = parse_limit(text, (default, max + 1))?;
     if limit > max {
         return Err(ApiError::invalid_request(format!("limit must be at most {max}")));
     }

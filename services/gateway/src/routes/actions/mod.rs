@@ -81,7 +81,8 @@ pub async fn get(
 
 /// Deletes an action.
 ///
-/// Allowed for the agent that handles it and for the workspace key. Invocations in progress continue.
+/// Allowed for the agent that handles it and for the workspace key. Its open invocations fail with
+/// `action_deleted`, and their callers receive `action.failed`.
 #[utoipa::path(
     delete, path = "/v1/actions/{name}", tag = "actions",
     security(("workspace_key" = []), ("agent_token" = [])),

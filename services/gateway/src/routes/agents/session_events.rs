@@ -49,7 +49,7 @@ pub async fn list(
     Path(name): Path<String>,
     Query(query): Query<wire::EventsQuery>,
 ) -> Result<ListReply<wire::SessionEvent>, ApiError> {
-    let limit = page::parse_limit(query.limit.as_deref(), PAGE)?;
+    let limit = page::parse_strict_limit(query.limit.as_deref(), PAGE)?;
     let event_type = query.event_type.as_deref().filter(|event_type| !event_type.is_empty());
     let events = engine.agents().session_events(&caller, &name, event_type, limit).await?;
     ListReply::list(events.map(to_session_event))

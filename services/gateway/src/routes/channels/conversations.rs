@@ -42,7 +42,7 @@ pub async fn conversations(
     let names_only = client.takes_conversations_as_names();
     let limit = match query.limit.as_deref() {
         None => MAX_LISTED_CONVERSATIONS,
-        given => page::parse_strict_limit(given, MAX_CONVERSATION_LIMIT)?,
+        given => page::parse_strict_limit(given, (MAX_CONVERSATION_LIMIT, MAX_CONVERSATION_LIMIT))?,
     };
     let listed = engine.channels().conversations(&caller, limit).await?;
     ListReply::list(listed.map(move |row| to_conversation(row, names_only)))

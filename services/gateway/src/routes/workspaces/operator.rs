@@ -3,7 +3,10 @@
 use axum::extract::State;
 use relay_domain::workspaces::plan::{LimitOverrides, Plan};
 use relay_engine::{Engine, access::limits::Quotas, observers, workspaces::lifecycle::CreateWorkspace};
-use relay_wire::workspaces::{self as workspace_wire, operator as wire};
+use relay_wire::{
+    field::ToValue as _,
+    workspaces::{self as workspace_wire, operator as wire},
+};
 use serde_json::Value;
 
 use crate::{
@@ -11,6 +14,7 @@ use crate::{
     envelope::{NoContent, Reply},
     error::ApiError,
     extract::{Body, Path},
+    origin_client::OriginHeaders,
 };
 
 /// Creates a workspace, also on a hosted installation.
@@ -23,13 +27,15 @@ use crate::{
 pub async fn create_workspace(
     State(engine): State<Engine>,
     _: Operator,
+    OriginHeaders(origin): OriginHeaders,
     Body(body): Body<workspace_wire::CreateWorkspaceBody>,
 ) -> Result<Reply<workspace_wire::CreatedWorkspace>, ApiError> {
     let request = CreateWorkspace {
         name: body.name,
         metadata: body.metadata,
         expires_in_seconds: body.expires_in_seconds,
-        provenance: body.provenance.and_then(|provenance| serde_json::to_value(provenance).ok()),
+        provenance: workspace_wire::Attribution::of_request(body.provenance, origin)
+            .map(|attribution| attribution.to_value()),
     };
     let created = engine.workspaces().create(&request, None, None).await?;
     Ok(Reply::created(workspace_wire::CreatedWorkspace {
