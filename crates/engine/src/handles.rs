@@ -18,7 +18,7 @@ use crate::{
         secrets::Secrets,
         tokens::Tokens,
     },
-    actions::{Actions, CallQueues, DispatchNote, DispatchRecorder, QueuedCall, QueuedOutcome},
+    actions::{Actions, CallQueues, DispatchNote, DispatchRecorder, QueuedCall, QueuedOutcome, TriggerPatterns},
     agents::{Agents, last_seen::LastSeenRecorder},
     channels::{Channels, audiences::Audiences},
     core::Core,
@@ -177,6 +177,7 @@ impl Inner {
                 calls: Arc::new(calls),
                 dispatch_notes: Arc::new(dispatch_notes),
                 schemas: Arc::default(),
+                trigger_patterns: TriggerPatterns::default(),
             },
             events: Events {
                 core: core.clone(),

@@ -20,4 +20,5 @@ mod schemas;
 mod searches;
 mod statements;
 mod transfers;
+mod triggers;
 mod unknown_tokens;

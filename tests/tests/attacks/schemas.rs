@@ -1,7 +1,10 @@
 //! Schemas of actions that would take a gateway or a worker down: they are refused when they are defined, and do not
 //! affect other tenants when an older version has stored them.
 
-use std::time::Duration;
+use std::{
+    pin::pin,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, ensure};
 use futures::future::join_all;
@@ -14,6 +17,8 @@ use serde_json::{Map, Value, json};
 use sqlx::{Connection as _, PgConnection};
 
 const SOON: Duration = Duration::from_secs(30);
+/// Bound of nine in ten calls of `/health` during an attack.
+const HEALTH_WITHIN: Duration = Duration::from_millis(100);
 /// Invocations that an attacker sends at a time.
 const AT_A_TIME: usize = 32;
 
@@ -31,6 +36,37 @@ fn doubling() -> Value {
 /// Schema that compares every element with many others, within what may be defined.
 fn costly() -> Value {
     json!({ "properties": { "list": { "items": { "enum": (0..2000).collect::<Vec<_>>() } } } })
+}
+
+/// Schema whose patterns visit some thousand states for each byte, within what may be defined.
+fn patterns() -> Value {
+    let patterns: Vec<_> = (0..20).map(|n| json!({ "pattern": format!("[ab]*a[ab]{{{}}}c", 1600 + n) })).collect();
+    json!({ "properties": { "text": { "anyOf": patterns } } })
+}
+
+/// Calls `/health` until the attack has ended, and checks that hardly a call takes long.
+async fn watch_health(key: &Api, attack: impl Future<Output = Result<()>>) -> Result<()> {
+    let mut attack = pin!(attack);
+    let mut took = Vec::new();
+    loop {
+        let began = Instant::now();
+        let healthy = async { anyhow::Ok((key.get("/health").await?.is_success(), began.elapsed())) };
+        tokio::select! {
+            ended = &mut attack => {
+                ended?;
+                break;
+            }
+            reply = healthy => {
+                let (is_success, elapsed) = reply?;
+                ensure!(is_success, "the gateway is healthy");
+                took.push(elapsed);
+            }
+        }
+    }
+    took.sort_unstable();
+    let p90 = took.get(took.len() * 9 / 10).copied().unwrap_or_default();
+    ensure!(p90 < HEALTH_WITHIN, "{} calls of /health, the slowest took {:?}, p90 {p90:?}", took.len(), took.last());
+    Ok(())
 }
 
 struct Tenant {
@@ -88,6 +124,16 @@ async fn no_schema_stops_other_tenants() -> Result<()> {
     attacker.invoke("stored", json!({})).await?.refused(400, "schema_too_complex")?;
     let list: Vec<_> = (0..20_000).collect();
     attacker.invoke("costly", json!({ "list": list })).await?.refused(400, "schema_too_complex")?;
+    attacker.define("patterns", patterns()).await?.success()?;
+    attacker.invoke("patterns", json!({ "text": "ab" })).await?.refused(400, "invalid_action_input")?;
+    let long = json!({ "text": "ab".repeat(300_000) });
+    let refused = async {
+        for _ in 0..5 {
+            attacker.invoke("patterns", long.clone()).await?.refused(400, "schema_too_complex")?;
+        }
+        Ok(())
+    };
+    watch_health(&other.key, refused).await?;
 
     // A trigger applies the schema in the worker, whose loop serves all tenants.
     let trigger = |action: &str| json!({ "action_name": action, "channel": "general" });
@@ -98,10 +144,13 @@ async fn no_schema_stops_other_tenants() -> Result<()> {
     let within_limits = json!({ "list": (0..400).collect::<Vec<_>>() });
     let attack = join_all((0..AT_A_TIME).map(|_| attacker.invoke("costly", within_limits.clone())));
     let others = async {
-        for _ in 0..5 {
-            other.invoke("plain", json!({ "word": "hello" })).await?.success()?;
-            ensure!(other.key.get("/health").await?.is_success(), "the gateway is healthy");
-        }
+        let invoked = async {
+            for _ in 0..5 {
+                other.invoke("plain", json!({ "word": "hello" })).await?.success()?;
+            }
+            Ok(())
+        };
+        watch_health(&other.key, invoked).await?;
         other.key.as_agent(&other.ann).post_message("general", "go").await?.success()?;
         wait::until_ok("the other tenant's trigger", SOON, || async {
             let triggers = other.key.get("/v1/triggers").await?.success()?;

@@ -5,8 +5,11 @@
 //! a schema by itself, [`cost_of_check`] its application to one input. Both count an upper bound of what a validator
 //! may visit, and stop at their limit.
 
+mod check;
+
 use std::collections::HashMap;
 
+use check::Check;
 use serde_json::{Map, Value};
 
 /// Maximum weight of a schema: subschemas and keyword entries, each counted as often as references reach it. Compiling
@@ -20,8 +23,6 @@ pub const MAX_PATTERN_BYTES: usize = 1024;
 pub const MAX_CHECK_COST: u64 = 1_000_000;
 /// Maximum nesting of one check; deeper means that references lead back without progress.
 const MAX_DEPTH: usize = 256;
-/// Bytes of a string that cost one step.
-const BYTES_PER_STEP: u64 = 16;
 
 /// Why a schema is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,9 +65,12 @@ pub fn weigh(schema: &Value) -> Result<(), SchemaProblem> {
 ///
 /// # Errors
 /// When it exceeds [`MAX_CHECK_COST`], or a reference cannot be followed.
-pub fn cost_of_check(schema: &Value, input: &Value) -> Result<(), SchemaProblem> {
-    Check { references: References::new(schema), left: MAX_CHECK_COST }.visit(schema, input, 0)
+pub fn cost_of_check(schema: &Value, input: &Value, patterns: &PatternStates) -> Result<(), SchemaProblem> {
+    Check::new(schema, patterns).visit(schema, input, 0)
 }
+
+/// States that the matcher may visit for each byte, by pattern. Zero: it looks at each byte once.
+pub type PatternStates = HashMap<String, u64>;
 
 /// Targets of references within a schema.
 struct References<'a> {
@@ -279,119 +283,6 @@ impl<'a> Weigher<'a> {
         let weight = self.weigh(target, depth + 1)?;
         self.known.insert(key, Some(weight));
         Ok(weight)
-    }
-}
-
-struct Check<'a> {
-    references: References<'a>,
-    left: u64,
-}
-
-impl<'a> Check<'a> {
-    fn spend(&mut self, steps: u64) -> Result<(), SchemaProblem> {
-        self.left = self.left.checked_sub(steps).ok_or(SchemaProblem::CheckTooExpensive)?;
-        Ok(())
-    }
-
-    fn visit(&mut self, schema: &'a Value, input: &Value, depth: usize) -> Result<(), SchemaProblem> {
-        self.spend(1)?;
-        let Value::Object(map) = schema else { return Ok(()) };
-        if depth > MAX_DEPTH {
-            return Err(SchemaProblem::TooDeep);
-        }
-        let before = self.left;
-        self.visit_in_place(map, input, depth + 1)?;
-        let in_place = before - self.left;
-        for (name, value) in map {
-            match keyword(name, value) {
-                Keyword::Reference(_) | Keyword::InPlace(_) => {}
-                Keyword::Children(children) => {
-                    // To find the parts that are not evaluated, a validator repeats the subschemas of the same value
-                    // for each part.
-                    if name.starts_with("unevaluated") {
-                        self.spend(entries(input).saturating_mul(in_place + entries(schema)))?;
-                    }
-                    self.visit_children(&children, input, depth + 1)?;
-                }
-                Keyword::Plain => self.spend_plain(name, value, input)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Visits the subschemas that apply to the same value.
-    fn visit_in_place(
-        &mut self,
-        map: &'a Map<String, Value>,
-        input: &Value,
-        depth: usize,
-    ) -> Result<(), SchemaProblem> {
-        for (name, value) in map {
-            match keyword(name, value) {
-                Keyword::Reference(reference) => self.visit(self.references.resolve(reference)?, input, depth)?,
-                Keyword::InPlace(parts) => parts.into_iter().try_for_each(|part| self.visit(part, input, depth))?,
-                Keyword::Children(_) | Keyword::Plain => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn visit_children(&mut self, children: &Children<'a>, input: &Value, depth: usize) -> Result<(), SchemaProblem> {
-        match (children, input) {
-            (Children::Named(parts), Value::Object(properties)) => {
-                self.spend(parts.len() as u64)?;
-                for (name, part) in *parts {
-                    if let Some(property) = properties.get(name) {
-                        self.visit(part, property, depth)?;
-                    }
-                }
-            }
-            (Children::Positions(parts), Value::Array(elements)) => {
-                for (part, element) in parts.iter().zip(elements) {
-                    self.visit(part, element, depth)?;
-                }
-            }
-            (Children::Any(parts), Value::Array(elements)) => {
-                for part in parts {
-                    elements.iter().try_for_each(|element| self.visit(part, element, depth))?;
-                }
-            }
-            (Children::Any(parts), Value::Object(properties)) => {
-                for part in parts {
-                    for (name, property) in properties {
-                        self.spend(name.len() as u64 / BYTES_PER_STEP)?;
-                        self.visit(part, property, depth)?;
-                    }
-                }
-            }
-            (Children::Names(part), Value::Object(properties)) => {
-                for name in properties.keys() {
-                    self.visit(part, &Value::from(name.as_str()), depth)?;
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn spend_plain(&mut self, name: &str, value: &Value, input: &Value) -> Result<(), SchemaProblem> {
-        match (name, input) {
-            ("$defs" | "definitions", _) => Ok(()),
-            ("enum", _) => self.spend(entries(value).saturating_mul(1 + size_of_value(input) / BYTES_PER_STEP)),
-            ("const" | "uniqueItems", _) => self.spend(size_of_value(input)),
-            (_, Value::String(text)) => self.spend(1 + text.len() as u64 / BYTES_PER_STEP),
-            _ => self.spend(entries(value)),
-        }
-    }
-}
-
-/// Parts of a value, and steps to compare its strings.
-fn size_of_value(value: &Value) -> u64 {
-    match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => 1,
-        Value::String(text) => 1 + text.len() as u64 / BYTES_PER_STEP,
-        Value::Array(parts) => 1 + parts.iter().map(size_of_value).sum::<u64>(),
-        Value::Object(parts) => 1 + parts.values().map(size_of_value).sum::<u64>(),
     }
 }
 

@@ -2,6 +2,12 @@ use serde_json::json;
 
 use super::*;
 
+/// Cost of a check with patterns that look at each byte once.
+fn cost_of_check(schema: &Value, input: &Value) -> Result<(), SchemaProblem> {
+    let states = patterns(schema).into_iter().map(|pattern| (pattern.to_owned(), 0)).collect();
+    super::cost_of_check(schema, input, &states)
+}
+
 /// `levels` definitions, each of which refers `width` times to the one below.
 fn doubling(levels: usize, width: usize) -> Value {
     let mut definitions = Map::new();
@@ -114,4 +120,21 @@ proptest::proptest! {
         let _ = weigh(&schema);
         let _ = cost_of_check(&schema, &json!({ "a": [{ "b": {} }, 7], "b": "text" }));
     }
+}
+
+#[test]
+fn the_states_of_patterns_are_counted() {
+    let states = PatternStates::from([("x{1600}".to_owned(), 1600), ("x".to_owned(), 0)]);
+    let cost = |schema: Value, input: Value| super::cost_of_check(&schema, &input, &states);
+    let (text, name) = ("x".repeat(700_000), "x".repeat(1000));
+    assert_eq!(cost(json!({ "pattern": "x" }), json!(text)), Ok(()));
+    assert_eq!(cost(json!({ "pattern": "x{1600}" }), json!("x".repeat(2000))), Ok(()));
+    assert_eq!(cost(json!({ "pattern": "x{1600}" }), json!(text)), Err(SchemaProblem::CheckTooExpensive));
+    assert_eq!(cost(json!({ "pattern": "unmeasured" }), json!("x")), Err(SchemaProblem::CheckTooExpensive));
+    let names = json!({ "patternProperties": { "x{1600}": {} } });
+    let strict = json!({ "patternProperties": { "x{1600}": {} }, "additionalProperties": false });
+    let properties = |count: usize| (0..count).map(|n| (format!("{name}{n}"), json!(1))).collect::<Map<_, _>>();
+    assert_eq!(cost(names.clone(), properties(2).into()), Ok(()));
+    assert_eq!(cost(strict, properties(2).into()), Err(SchemaProblem::CheckTooExpensive));
+    assert_eq!(cost(names, properties(3).into()), Err(SchemaProblem::CheckTooExpensive));
 }

@@ -8,6 +8,8 @@ pub const MAX_PER_WORKSPACE: i64 = 500;
 pub const MAX_PATTERN_BYTES: usize = 512;
 /// Maximum memory of a compiled pattern, in bytes. Bounds patterns with large repetition counts.
 pub const MAX_COMPILED_BYTES: usize = 256 * 1024;
+/// Beginning of a text against which patterns are matched, in bytes.
+pub const MAX_MATCHED_BYTES: usize = 32 * 1024;
 
 /// Bounds of the minimum interval of a trigger, in seconds. 0: every match invokes the action.
 pub const MIN_INTERVAL_SECONDS: std::ops::RangeInclusive<i32> = 0..=86_400;

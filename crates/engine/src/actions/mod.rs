@@ -11,10 +11,12 @@ pub mod triggers;
 mod call;
 mod dispatch;
 mod outcome;
+mod pattern_cost;
 mod queue;
 mod receipts;
 mod retry;
 mod schemas;
+mod trigger_patterns;
 
 pub use call::{InvocationReceipt, InvocationRequest, InvokeAction, PlacedInvocation};
 pub(crate) use dispatch::{DispatchNote, DispatchRecorder, write_dispatch_notes};
@@ -25,6 +27,7 @@ pub use relay_store::{
     InvocationRow,
     actions::{definitions::ActionRow, outcomes::output_object, placement_records::PlacementRecord},
 };
+pub(crate) use trigger_patterns::TriggerPatterns;
 
 use std::sync::Arc;
 
@@ -68,6 +71,7 @@ pub struct Actions {
     pub(crate) calls: Arc<CallQueues>,
     pub(crate) dispatch_notes: Arc<DispatchRecorder>,
     pub(crate) schemas: Arc<schemas::Schemas>,
+    pub(crate) trigger_patterns: TriggerPatterns,
 }
 
 impl Actions {

@@ -10,12 +10,13 @@ use moka::sync::Cache;
 use regex::RegexBuilder;
 use relay_domain::{
     WorkspaceScope,
-    actions::schema_cost::{self, SchemaProblem},
+    actions::schema_cost::{self, PatternStates, SchemaProblem},
 };
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
+use super::pattern_cost::PatternCost;
 use crate::{EngineError, EngineResult, error::InvalidInput, fair_places::FairPlaces};
 
 /// Longest time of a check with its wait for a place; beyond it the caller is asked to try again. The costliest check
@@ -37,7 +38,7 @@ type CompiledCache = Cache<[u8; 32], Arc<Compiled>>;
 /// Compiled schemas by the hash of their text, and the places in which they run.
 pub(crate) struct Schemas {
     compiled: CompiledCache,
-    /// Half of the cores, so that requests always have some.
+    /// Half of the cores, so that requests always have some, but two at least: one workspace does not take all.
     places: FairPlaces,
 }
 
@@ -49,7 +50,7 @@ impl Default for Schemas {
                 .max_capacity(CACHED_BYTES)
                 .weigher(|_, compiled: &Arc<Compiled>| compiled.bytes)
                 .build(),
-            places: FairPlaces::new((cores / 2).max(1)),
+            places: FairPlaces::new((cores / 2).max(2)),
         }
     }
 }
@@ -70,14 +71,15 @@ impl Schemas {
         }
         let schema = schema.clone();
         let checked = move |known: &CompiledCache| {
-            compile(known, &schema).map_err(|fault| match fault {
+            let compiled = compile(known, &schema).map_err(|fault| match fault {
                 SchemaFault::TooComplex(problem) => too_complex(&problem),
                 SchemaFault::Invalid(problem) => {
                     EngineError::invalid_request(format!("{field} is no schema: {problem}"))
                 }
             })?;
             // Finds references that lead back without progress.
-            schema_cost::cost_of_check(&schema, &Value::Object(Map::new())).map_err(|problem| too_complex(&problem))
+            schema_cost::cost_of_check(&schema, &Value::Object(Map::new()), &compiled.patterns)
+                .map_err(|problem| too_complex(&problem))
         };
         self.run(scope, checked).await
     }
@@ -98,7 +100,7 @@ impl Schemas {
                 // It compiled when it was defined, so a bound has been lowered since.
                 SchemaFault::Invalid(problem) => EngineError::Invalid(InvalidInput::SchemaTooComplex(problem)),
             })?;
-            schema_cost::cost_of_check(&schema, &input).map_err(|problem| too_complex(&problem))?;
+            schema_cost::cost_of_check(&schema, &input, &compiled.patterns).map_err(|problem| too_complex(&problem))?;
             check(&compiled, &input).map(|()| input)
         };
         self.run(scope, checked).await
@@ -128,6 +130,8 @@ impl Schemas {
 
 struct Compiled {
     validator: Validator,
+    /// Costs of its patterns.
+    patterns: PatternStates,
     /// Estimate of its size.
     bytes: u32,
 }
@@ -153,7 +157,8 @@ fn compile(known: &CompiledCache, schema: &Value) -> Result<Arc<Compiled>, Schem
         .build(schema)
         .map_err(|error| SchemaFault::Invalid(truncate_message(&error.to_string())))?;
     let bytes = text.len() * COMPILED_PER_BYTE + schema_cost::patterns(schema).len() * PATTERN_BYTES;
-    let compiled = Arc::new(Compiled { validator, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) });
+    let patterns = measure_patterns(schema);
+    let compiled = Arc::new(Compiled { validator, patterns, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) });
     known.insert(key, Arc::clone(&compiled));
     Ok(compiled)
 }
@@ -168,6 +173,16 @@ fn check_patterns(schema: &Value) -> Result<(), SchemaProblem> {
         Some(_) => Err(SchemaProblem::PatternTooLarge),
         None => Ok(()),
     }
+}
+
+/// Measures the patterns of a schema in the form that the validator compiles.
+fn measure_patterns(schema: &Value) -> PatternStates {
+    let measure = |pattern: &str| match PatternCost::measure(&jsonschema_regex::to_rust_regex(pattern).ok()?, 0)? {
+        PatternCost::Small => Some(0),
+        PatternCost::States(states) => Some(states),
+    };
+    let patterns = schema_cost::patterns(schema).into_iter();
+    patterns.filter_map(|pattern| Some((pattern.to_owned(), measure(pattern)?))).collect()
 }
 
 fn check(compiled: &Compiled, input: &Value) -> EngineResult<()> {
@@ -242,5 +257,25 @@ mod tests {
         assert_eq!(refusal(json!({ "pattern": "^[a-z]{1,40}$" })).await, "accepted");
         assert_eq!(refusal(json!({ "pattern": r"\p{L}{200}" })).await, "too complex");
         assert_eq!(refusal(json!({ "allOf": [{ "$ref": "#" }] })).await, "too complex");
+    }
+
+    #[tokio::test]
+    async fn patterns_that_visit_many_states_are_refused_for_long_texts() {
+        let schemas = Schemas::default();
+        let check = async |pattern: &str, bytes: usize| {
+            let schema = json!({ "pattern": pattern });
+            match schemas.check_input(scope(1), &schema, json!("ab".repeat(bytes / 2))).await {
+                Ok(_) => "matches",
+                Err(EngineError::Invalid(InvalidInput::SchemaTooComplex(_))) => "too complex",
+                Err(EngineError::Invalid(InvalidInput::ActionInput { .. })) => "does not match",
+                Err(other) => panic!("{other:?}"),
+            }
+        };
+        let costly = "[ab]*a[ab]{1600}c";
+        assert_eq!(check(costly, 1000).await, "does not match");
+        assert_eq!(check(costly, 700_000).await, "too complex");
+        for pattern in ["^[ab]*$", r"^[A-Za-z0-9+/]*={0,2}$", r"^\S*$"] {
+            assert_eq!(check(pattern, 700_000).await, "matches", "{pattern}");
+        }
     }
 }

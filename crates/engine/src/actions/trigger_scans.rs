@@ -9,7 +9,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use futures::StreamExt as _;
 use relay_domain::{
-    MessageId, WorkspaceScope,
+    MessageId, TriggerId, WorkspaceScope,
     actions::trigger::{TriggerFacts, matches_scope},
     events::kind::{MESSAGE_CREATED, THREAD_REPLY},
     messages::Message,
@@ -22,7 +22,6 @@ use tokio::time::Instant;
 
 use crate::{
     Engine, EngineError, EngineResult,
-    actions::triggers::Pattern,
     error::{Conflict, Fault, Limit, Missing},
     events::message_events,
     tick::TickOutcome,
@@ -31,8 +30,8 @@ use crate::{
 const WORKSPACES_AT_ONCE: i64 = 16;
 /// Workspaces scanned at the same time, so that one whose schemas cost much does not hold up the others.
 const CONCURRENT_SCANS: usize = 4;
-/// Time after which a scan leaves the rest of its events to the next: a tenth of its claim.
-const SCAN_TIME: Duration = Duration::from_secs(1);
+/// Time after which a scan leaves the rest of its events to the next: far below its claim.
+const SCAN_TIME: Duration = Duration::from_millis(500);
 /// Target number of events of each.
 const EVENTS_AT_ONCE: i64 = 200;
 /// Time that a message waits for capacity among the open invocations of its action; other triggers of the workspace
@@ -40,32 +39,16 @@ const EVENTS_AT_ONCE: i64 = 200;
 const MAX_CAPACITY_WAIT: TimeDelta = TimeDelta::minutes(2);
 /// Bound of the invocations of a workspace per tick; the rest of its events waits for the next.
 const MAX_FIRED: usize = 100;
+/// Memory for the messages of one scan, decoded.
+const MATCH_BYTES: usize = 2 * MESSAGE_BYTES;
+/// Bound of the messages of one scan.
+const MESSAGE_BYTES: usize = 1024 * 1024;
+/// Longest wait for that memory; then the workspace is scanned again when its claim ends.
+const MEMORY_WAIT: Duration = Duration::from_secs(1);
+/// Recorded with a trigger.
+const PATTERNS_TOO_COSTLY: &str = "a message was not matched: the patterns of earlier triggers took too long";
 /// Claim of a workspace. A worker that takes longer shares the work with others.
 const CLAIM_SECONDS: i32 = 10;
-
-/// Trigger with its compiled pattern.
-struct CompiledTrigger {
-    row: TriggerRow,
-    pattern: Option<Pattern>,
-}
-
-impl CompiledTrigger {
-    fn new(row: TriggerRow) -> Self {
-        // Stored patterns were compiled before; one that no longer compiles is matched literally.
-        let pattern = row
-            .pattern
-            .as_deref()
-            .map(|pattern| Pattern::read(pattern).unwrap_or_else(|_| Pattern::Plain(pattern.to_owned())));
-        Self { row, pattern }
-    }
-
-    fn matches(&self, seq: i64, message: &Message) -> bool {
-        let seen = TriggerFacts { channel: &message.channel_name, mentions: &message.mentions };
-        seq > self.row.after_seq
-            && matches_scope(self.row.channel.as_deref(), self.row.mention.as_ref(), &seen)
-            && self.pattern.as_ref().is_none_or(|pattern| pattern.matches(&message.text))
-    }
-}
 
 struct ScanOutcome {
     /// Number of invocations.
@@ -116,15 +99,23 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
         // Retention has dropped the events.
         return Ok(through(0, part.newest_seq));
     };
-    let end = last.first_seq + i64::try_from(last.events.len()).unwrap_or(0) - 1;
-    let posted = posted_messages(&records, part.reached_seq);
+    let mut end = last.first_seq + i64::try_from(last.events.len()).unwrap_or(0) - 1;
+    let mut posted = posted_messages(&records, part.reached_seq);
     if posted.is_empty() {
         return Ok(through(0, end));
+    }
+    let reserved = engine.core().bodies.reserve(part.scope.workspace_id(), MATCH_BYTES);
+    let Ok(_memory) = tokio::time::timeout(MEMORY_WAIT, reserved).await else {
+        return Ok(ScanOutcome { fired: 0, reached: part.reached_seq, waits: true });
+    };
+    let fitting = engine.store().count_fitting_messages(part.scope, &posted, MESSAGE_BYTES).await?;
+    if let Some((later, _)) = posted.get(fitting) {
+        end = later - 1;
+        posted.truncate(fitting);
     }
     // In their posted version: an edit triggers nothing, and revokes nothing.
     let messages = engine.store().messages_of_events(part.scope, &posted).await?;
     let triggers = engine.store().enabled_triggers(part.scope).await?;
-    let triggers: Vec<CompiledTrigger> = triggers.into_iter().map(CompiledTrigger::new).collect();
     let mut fired = 0;
     let began = Instant::now();
     for (seq, _) in posted {
@@ -132,12 +123,13 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
             return Ok(through(fired as u64, seq - 1));
         }
         let Some(message) = messages.get(&seq) else { continue };
-        let matching: Vec<&CompiledTrigger> = triggers.iter().filter(|trigger| trigger.matches(seq, message)).collect();
+        let Some(matching) = matching_triggers(engine, part.scope, &triggers, (seq, message)).await? else {
+            return Ok(through(fired as u64, seq - 1));
+        };
         if matching.is_empty() || engine.actions().is_produced_by_action(part.scope, message).await? {
             continue;
         }
-        for trigger in matching {
-            let row = &trigger.row;
+        for row in matching {
             if row.min_interval_seconds > 0
                 && !engine.store().claim_trigger_interval(part.scope, row.trigger_id, message.id).await?
             {
@@ -151,6 +143,33 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
         }
     }
     Ok(through(fired as u64, end))
+}
+
+/// Returns the triggers that a message (with the number of its event) matches, oldest first; `None` if there was no place
+/// to match their patterns. Triggers behind those whose patterns take too long do not match, which is recorded with them.
+async fn matching_triggers<'a>(
+    engine: &Engine,
+    scope: WorkspaceScope,
+    triggers: &'a [TriggerRow],
+    (seq, message): (i64, &Message),
+) -> EngineResult<Option<Vec<&'a TriggerRow>>> {
+    let seen = TriggerFacts { channel: &message.channel_name, mentions: &message.mentions };
+    let in_scope =
+        |row: &&TriggerRow| seq > row.after_seq && matches_scope(row.channel.as_deref(), row.mention.as_ref(), &seen);
+    let (with_pattern, mut matching): (Vec<_>, Vec<_>) =
+        triggers.iter().filter(in_scope).partition(|row| row.pattern.is_some());
+    let patterns = with_pattern.iter().filter_map(|row| row.pattern.clone()).collect();
+    let Some(matched) = engine.actions().trigger_patterns.match_all(scope, patterns, &message.text).await else {
+        return Ok(None);
+    };
+    let unmatched = with_pattern.get(matched.len()..).unwrap_or_default();
+    if !unmatched.is_empty() {
+        let unmatched: Vec<TriggerId> = unmatched.iter().map(|row| row.trigger_id).collect();
+        engine.store().record_unmatched_triggers(scope, &unmatched, PATTERNS_TOO_COSTLY).await?;
+    }
+    matching.extend(with_pattern.into_iter().zip(matched).filter_map(|(row, matches)| matches.then_some(row)));
+    matching.sort_unstable_by_key(|row| row.trigger_id);
+    Ok(Some(matching))
 }
 
 /// Lists the messages of channels and their threads among the events above `since`, with the events' numbers.

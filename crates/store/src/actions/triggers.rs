@@ -290,6 +290,26 @@ impl Store {
         .map_err(StoreError::from_sqlx("recording a match of a trigger"))?;
         Ok(())
     }
+
+    /// Records why triggers were not matched with a message. Repetitions write nothing.
+    pub async fn record_unmatched_triggers(
+        &self,
+        scope: WorkspaceScope,
+        triggers: &[TriggerId],
+        reason: &str,
+    ) -> StoreResult<()> {
+        sqlx::query(
+            "UPDATE triggers SET last_error = $3
+              WHERE workspace_id = $1 AND trigger_id = ANY ($2) AND last_error IS DISTINCT FROM $3",
+        )
+        .bind(scope.workspace_id())
+        .bind(triggers)
+        .bind(reason)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("recording triggers without a match"))?;
+        Ok(())
+    }
 }
 
 /// Creates the workspace's progress row if it is missing, and locks it. The lock serialises adding the first trigger
