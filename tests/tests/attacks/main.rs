@@ -7,6 +7,7 @@ mod commits;
 mod connections;
 mod ended_workspaces;
 mod former_tokens;
+mod frames;
 mod large_messages;
 mod listings;
 mod names;

@@ -6,6 +6,7 @@
 mod body;
 mod file_limit;
 mod phase;
+mod read_gate;
 mod stream;
 
 use std::{error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -16,6 +17,7 @@ pub use file_limit::raise_file_limit;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use phase::Phase;
+pub use read_gate::ReadGate;
 use stream::GuardedStream;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -49,7 +51,8 @@ impl Default for Timeouts {
 /// Serves connections until `stop`, then finishes the requests in flight.
 ///
 /// `accept` decides about each connection: it returns the handler of its requests and a value that is dropped with the
-/// connection, also if that is upgraded. `None` closes it. A handler that fails closes the connection without an answer.
+/// connection, also if that is upgraded. `None` closes it. Requests have the [`ReadGate`] of their connection as an
+/// extension. A handler that fails closes the connection without an answer.
 pub async fn serve<A, H, G, F, E>(listener: TcpListener, timeouts: Timeouts, accept: A, stop: CancellationToken)
 where
     A: Fn(SocketAddr) -> Option<(H, G)>,
@@ -111,8 +114,10 @@ async fn serve_connection<H, G, F, E>(
     E: Into<Box<dyn Error + Send + Sync>> + 'static,
 {
     let phase = Arc::new(Phase::default());
-    let stream = GuardedStream::new(socket, timeouts, Arc::clone(&phase), guard);
-    let service = service_fn(move |request: hyper::Request<Incoming>| {
+    let gate = ReadGate::default();
+    let stream = GuardedStream::new(socket, timeouts, Arc::clone(&phase), (gate.clone(), guard));
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(gate.clone());
         let in_progress = phase.start_request();
         let answer = handler(request.map(Body::new));
         async move {

@@ -17,7 +17,14 @@ use tokio::{
     time::{Sleep, sleep, sleep_until},
 };
 
-use super::{Timeouts, phase::Phase};
+use super::{
+    Timeouts,
+    phase::Phase,
+    read_gate::{Admission, ReadGate},
+};
+
+/// Bytes that are read at a time to be dropped.
+const DISCARD_BYTES: usize = 4096;
 
 /// Stream whose reads end with the phase of its connection, and whose writes time out.
 #[derive(Debug)]
@@ -29,13 +36,15 @@ pub(super) struct GuardedStream<T, G> {
     reading: Option<Pin<Box<Sleep>>>,
     /// Runs while a write is pending.
     writing: Option<Pin<Box<Sleep>>>,
+    gate: ReadGate,
     /// Dropped with the connection.
     _guard: G,
 }
 
 impl<T, G> GuardedStream<T, G> {
-    pub(super) const fn new(io: T, timeouts: Timeouts, phase: Arc<Phase>, guard: G) -> Self {
-        Self { io, timeouts, phase, reading: None, writing: None, _guard: guard }
+    /// `gate` bounds what is read after an upgrade; `guard` is dropped with the connection.
+    pub(super) fn new(io: T, timeouts: Timeouts, phase: Arc<Phase>, (gate, guard): (ReadGate, G)) -> Self {
+        Self { io, timeouts, phase, reading: None, writing: None, gate, _guard: guard }
     }
 
     /// Fails a pending read at the end of the phase.
@@ -69,12 +78,29 @@ impl<T, G> GuardedStream<T, G> {
     }
 }
 
+impl<T: AsyncRead + Unpin, G> GuardedStream<T, G> {
+    /// Reads and drops what arrives, until the end of the stream.
+    fn poll_discard(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut dropped = [0; DISCARD_BYTES];
+        loop {
+            let mut buffer = ReadBuf::new(&mut dropped);
+            ready!(Pin::new(&mut self.io).poll_read(context, &mut buffer))?;
+            if buffer.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
 impl<T: AsyncRead + Unpin, G: Unpin> AsyncRead for GuardedStream<T, G> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if ready!(self.gate.poll_admission(context)) == Admission::Discard {
+            return self.poll_discard(context);
+        }
         let filled = buffer.filled().len();
         let read = Pin::new(&mut self.io).poll_read(context, buffer);
         if read.is_pending() {
@@ -82,6 +108,7 @@ impl<T: AsyncRead + Unpin, G: Unpin> AsyncRead for GuardedStream<T, G> {
         }
         if buffer.filled().len() > filled {
             self.phase.on_bytes();
+            self.gate.on_bytes(buffer.filled().len() - filled);
         }
         read
     }
@@ -132,7 +159,7 @@ mod tests {
     fn guarded() -> (GuardedStream<DuplexStream, ()>, DuplexStream, Arc<Phase>) {
         let (near, far) = duplex(16);
         let phase = Arc::new(Phase::default());
-        (GuardedStream::new(near, TIMEOUTS, Arc::clone(&phase), ()), far, phase)
+        (GuardedStream::new(near, TIMEOUTS, Arc::clone(&phase), (ReadGate::default(), ())), far, phase)
     }
 
     /// Reads until the stream fails, and returns after how long it did.
@@ -195,5 +222,33 @@ mod tests {
         let _far = reader.await.expect("the reader");
         let waiting = stream.write_all(&[7; 160]).await.expect_err("the peer has stopped reading");
         assert_eq!(waiting.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gate_stops_reading_until_its_limit_is_raised_or_the_rest_is_dropped() {
+        let (near, mut far) = duplex(64);
+        let phase = Arc::new(Phase::default());
+        phase.start_request().upgrade();
+        let gate = ReadGate::default();
+        let mut stream = GuardedStream::new(near, TIMEOUTS, phase, (gate.clone(), ()));
+        far.write_all(&[7; 32]).await.unwrap();
+        gate.set_limit(8);
+        let mut read = [0; 8];
+        stream.read_exact(&mut read).await.unwrap();
+        gate.full().await;
+        let second = Duration::from_secs(1);
+        assert!(tokio::time::timeout(second, stream.read_u8()).await.is_err(), "the limit is reached");
+
+        gate.on_control_frame(2);
+        stream.read_exact(&mut read[..2]).await.unwrap();
+        gate.set_limit(10);
+        stream.read_exact(&mut read[..2]).await.unwrap();
+        gate.on_message();
+        stream.read_exact(&mut read).await.unwrap();
+
+        gate.discard();
+        drop(far);
+        let rest = stream.read(&mut read).await.unwrap();
+        assert_eq!(rest, 0, "12 bytes were dropped");
     }
 }

@@ -9,8 +9,8 @@ use relay_tasks::byte_budget::{ByteBudget, ByteLease};
 const TOTAL_BYTES: usize = 64 * 1024 * 1024;
 /// Longest wait for memory. The client repeats the request afterwards, so a share that stays taken holds no connections.
 const WAIT: Duration = Duration::from_secs(5);
-/// Frames up to this are held without a lease: 64 of them may wait on a socket, which is no more than one large frame.
-const SMALL_FRAME_BYTES: usize = 16 * 1024;
+/// Frames up to this are held without a lease. 64 of them may wait on each of the 600 sockets of a token.
+const SMALL_FRAME_BYTES: usize = 1024;
 
 /// Tenant to which a body counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,6 +2,7 @@
 //! retry.
 
 use axum::{
+    Extension,
     extract::{
         State,
         ws::{WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
@@ -18,6 +19,7 @@ use relay_engine::{
     access::{callers::Credential, limits::RateLimitSubject},
     error::BadCredential,
 };
+use relay_runtime::server::ReadGate;
 use serde::Deserialize;
 
 use super::connection;
@@ -31,7 +33,8 @@ use crate::{
 
 /// Larger frames are refused: the connection closes with 1009.
 pub(super) const FRAME_LIMIT: usize = 1024 * 1024;
-/// Larger frames are not even read completely. Frames between the two limits get an orderly close.
+/// Larger frames are refused at their first byte. Of frames between the two limits, what exceeds the first is read and
+/// dropped, so that they get an orderly close.
 const READ_LIMIT: usize = 8 * 1024 * 1024;
 /// Read and write buffers per socket: small, because most sockets are idle.
 const SOCKET_BUFFER: usize = 4 * 1024;
@@ -61,6 +64,7 @@ pub(crate) async fn upgrade(
     Query(query): Query<Credentials>,
     headers: HeaderMap,
     client: Client,
+    Extension(gate): Extension<ReadGate>,
     socket: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
     let Ok(socket) = socket else {
@@ -108,7 +112,7 @@ pub(crate) async fn upgrade(
         .read_buffer_size(SOCKET_BUFFER)
         .write_buffer_size(SOCKET_BUFFER);
     Ok(socket.on_upgrade(move |socket| async move {
-        connection::serve_socket(socket, state, connection::Peer { node, token: hash, is_direct: direct }).await;
+        connection::serve_socket(socket, state, connection::Peer { node, token: hash, is_direct: direct, gate }).await;
         drop((seat, client));
     }))
 }

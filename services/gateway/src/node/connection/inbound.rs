@@ -1,47 +1,123 @@
 //! [`Inbound`]: reading side of a node's socket, within the memory that its workspace may take.
 
+use std::time::Duration;
+
 use axum::{
     Error,
     extract::ws::{Message, WebSocket},
 };
 use futures::{StreamExt as _, stream::SplitStream};
 use relay_domain::WorkspaceId;
+use relay_runtime::server::ReadGate;
 use relay_tasks::byte_budget::ByteLease;
+use tokio::time::{Instant, sleep_until};
 
-use crate::connections::RequestBodies;
+use super::effects::Close;
+use crate::{connections::RequestBodies, node::upgrade::FRAME_LIMIT};
 
-/// A message, and the memory that it takes until it was handled, if it is large.
-type Received = Result<(Message, Option<ByteLease>), Error>;
+/// Part of a message that is read without memory of its workspace. Most messages are smaller.
+const UNLEASED_BYTES: usize = 16 * 1024;
+/// Bytes of a message beyond its text: headers of its parts.
+const HEADER_BYTES: usize = 64 * 1024;
+/// Time for a larger message, as for the body of a request.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes of a control frame besides its payload: its header, and the mask of clients.
+const CONTROL_HEADER_BYTES: usize = 6;
+
+/// Close of a socket whose message is too large.
+pub(super) const TOO_LARGE: Close = (1009, "frame too large");
+const TOO_SLOW: Close = (1013, "frame took too long");
+
+/// What has arrived on a socket.
+pub(super) enum Received {
+    /// Message, with the memory that it takes until it was handled, unless it is small.
+    Message(Message, Option<ByteLease>),
+    /// The socket cannot be read.
+    Failed(Error),
+    /// The peer sends what it must not.
+    Refused(Close),
+}
 
 pub(super) struct Inbound {
     socket: SplitStream<WebSocket>,
+    gate: ReadGate,
     bodies: RequestBodies,
     workspace: WorkspaceId,
     /// Message that waits for memory.
     unread: Option<Message>,
+    /// Memory of a large message that is arriving, and the time by which it must be complete.
+    arriving: Option<(ByteLease, Instant)>,
 }
 
 impl Inbound {
-    pub(super) const fn new(socket: SplitStream<WebSocket>, bodies: RequestBodies, workspace: WorkspaceId) -> Self {
-        Self { socket, bodies, workspace, unread: None }
+    pub(super) fn new(
+        socket: SplitStream<WebSocket>,
+        gate: ReadGate,
+        bodies: RequestBodies,
+        workspace: WorkspaceId,
+    ) -> Self {
+        gate.set_limit(UNLEASED_BYTES);
+        Self { socket, gate, bodies, workspace, unread: None, arriving: None }
     }
 
     /// Returns the next message, once there is memory for it. Until then the socket is not read, which slows the sender
     /// down. May be cancelled.
     pub(super) async fn next(&mut self) -> Option<Received> {
-        if self.unread.is_none() {
-            match self.socket.next().await? {
-                Ok(message) => self.unread = Some(message),
-                Err(error) => return Some(Err(error)),
+        while self.unread.is_none() {
+            let due = self.arriving.as_ref().map(|(_, due)| *due);
+            tokio::select! {
+                biased;
+                message = self.socket.next() => match message? {
+                    Ok(message) => self.on_message(message),
+                    Err(error) => return Some(Received::Failed(error)),
+                },
+                () = self.gate.full() => {
+                    if self.arriving.is_some() {
+                        return Some(Received::Refused(TOO_LARGE));
+                    }
+                    let memory = self.bodies.reserve_frame(self.workspace, FRAME_LIMIT).await;
+                    self.arriving = memory.map(|memory| (memory, Instant::now() + MESSAGE_TIMEOUT));
+                    self.gate.set_limit(FRAME_LIMIT + HEADER_BYTES);
+                }
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    return Some(Received::Refused(TOO_SLOW));
+                }
             }
         }
-        let bytes = if let Some(Message::Text(text)) = &self.unread { text.len() } else { 0 };
-        let memory = self.bodies.reserve_frame(self.workspace, bytes).await;
-        self.unread.take().map(|message| Ok((message, memory)))
+        let bytes = match self.unread.as_ref()? {
+            Message::Text(text) => text.len(),
+            Message::Binary(bytes) => bytes.len(),
+            // A large message may still be arriving around it.
+            Message::Ping(_) | Message::Pong(_) | Message::Close(_) => {
+                return self.unread.take().map(|message| Received::Message(message, None));
+            }
+        };
+        let memory = match self.arriving.take() {
+            Some((mut memory, _)) => {
+                memory.shrink_to(bytes);
+                Some(memory)
+            }
+            None => self.bodies.reserve_frame(self.workspace, bytes).await,
+        };
+        self.unread.take().map(|message| Received::Message(message, memory))
+    }
+
+    fn on_message(&mut self, message: Message) {
+        match &message {
+            Message::Ping(payload) | Message::Pong(payload) => {
+                self.gate.on_control_frame(payload.len() + CONTROL_HEADER_BYTES);
+            }
+            Message::Text(_) | Message::Binary(_) | Message::Close(_) => {
+                self.gate.on_message();
+                self.gate.set_limit(UNLEASED_BYTES);
+            }
+        }
+        self.unread = Some(message);
     }
 
     /// Reads and drops what arrives.
     pub(super) async fn drain(&mut self) {
+        self.gate.discard();
         while let Some(Ok(_)) = self.socket.next().await {}
     }
 }

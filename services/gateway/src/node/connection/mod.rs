@@ -42,6 +42,7 @@ use relay_engine::{
     access::callers::NodeCaller,
     mailboxes::serving::{CursorMove, LiveCopy},
 };
+use relay_runtime::server::ReadGate;
 use relay_tasks::{isolate, spawn_isolated};
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -49,7 +50,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     control::ControlContext,
     effects::{Conditions, Effect, Input},
-    inbound::Inbound,
+    inbound::{Inbound, Received, TOO_LARGE},
     jobs::{Job, JobResult, TailStream},
     outbound::{DeliveryTraces, Outbound},
     registration::INTERNAL,
@@ -71,6 +72,8 @@ pub(super) struct Peer {
     pub(super) token: TokenHash,
     /// The node is one agent's own connection.
     pub(super) is_direct: bool,
+    /// Bounds what the socket reads ahead.
+    pub(super) gate: ReadGate,
 }
 
 /// Shell of a connection: its socket, jobs, live tails and place in the registry.
@@ -111,9 +114,9 @@ impl Drop for Route {
 
 /// Serves a node's socket until it ends.
 pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
-    let Peer { node, token, is_direct } = peer;
+    let Peer { node, token, is_direct, gate } = peer;
     let (sink, inbound) = socket.split();
-    let mut inbound = Inbound::new(inbound, app.connections.bodies.clone(), node.scope.workspace_id());
+    let mut inbound = Inbound::new(inbound, gate, app.connections.bodies.clone(), node.scope.workspace_id());
     let (outbound, writer) = Outbound::new(sink);
     let writer = spawn_isolated("connection", writer);
     let (handle, mut events) = app.registry.add_peer(node.scope, &node.node_id, token);
@@ -155,8 +158,9 @@ impl Connection {
                 Some(event) = events.recv() => Input::Event(event),
                 Some(done) = self.jobs.next(), if !self.jobs.is_empty() => Input::Job(done),
                 frame = inbound.next(), if accepts_input => match frame {
-                    Some(Ok((message, memory))) => Input::Message(message, memory),
-                    Some(Err(error)) => {
+                    Some(Received::Message(message, memory)) => Input::Message(message, memory),
+                    Some(Received::Refused(close)) => return self.state.close(close),
+                    Some(Received::Failed(error)) => {
                         if let Some(close) = close_after_error(&error) {
                             self.state.close(close);
                         }
@@ -375,7 +379,7 @@ fn close_after_error(error: &axum::Error) -> Option<(u16, &'static str)> {
     use tokio_tungstenite::tungstenite::error::{CapacityError, Error};
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<Error>());
     match cause {
-        Some(Error::Capacity(CapacityError::MessageTooLong { .. })) => Some((1009, "frame too large")),
+        Some(Error::Capacity(CapacityError::MessageTooLong { .. })) => Some(TOO_LARGE),
         Some(Error::Utf8(_)) => Some((1007, "text is not UTF-8")),
         _ => None,
     }

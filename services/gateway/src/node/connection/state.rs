@@ -23,6 +23,7 @@ use relay_tasks::byte_budget::ByteLease;
 use relay_wire::nodes::frame::{self, InboundFrame};
 use tokio::time::Instant;
 
+use super::inbound::TOO_LARGE;
 use super::{
     control::{self, Outcome, ProviderBinding, Request, RequestEffect},
     effects::{Close, Conditions, Effect, Input},
@@ -217,8 +218,8 @@ impl ConnectionState {
         }
         self.rate.1 += 1;
         match message {
-            Message::Text(text) if text.len() > FRAME_LIMIT => self.close((1009, "frame too large")),
-            Message::Binary(bytes) if bytes.len() > FRAME_LIMIT => self.close((1009, "frame too large")),
+            Message::Text(text) if text.len() > FRAME_LIMIT => self.close(TOO_LARGE),
+            Message::Binary(bytes) if bytes.len() > FRAME_LIMIT => self.close(TOO_LARGE),
             Message::Text(text) => self.on_text(&text, memory),
             Message::Binary(_) => self.refuse(None, "invalid_message", "frames are text"),
             Message::Ping(_) | Message::Pong(_) => {}

@@ -1,0 +1,80 @@
+//! Frames that begin and do not end: a workspace holds its share of a gateway's memory with them, and others send theirs
+//! meanwhile.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use futures::future::{join_all, try_join_all};
+use relay_acceptance::{
+    memory::{peak, reset_peak},
+    tcp_client::TcpClient,
+};
+use relay_testkit::{
+    client::{Api, NodeSocket},
+    stack::Stack,
+    wait,
+};
+use serde_json::json;
+use tokio::time::timeout;
+
+const MIB: u64 = 1024 * 1024;
+const GROWTH: u64 = 64 * MIB;
+/// Sockets of one token, whose frames would take more than 200 MiB.
+const SOCKETS: usize = 300;
+const SENT: usize = 900_000;
+/// Time in which a gateway takes what it takes of a frame.
+const SEND_WITHIN: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
+
+/// First part of a text frame of a client, which declares a megabyte.
+fn endless_frame() -> Vec<u8> {
+    let mut frame = vec![0x81, 0xFF];
+    frame.extend(1_000_000_u64.to_be_bytes());
+    frame.extend([0; 4]);
+    frame.resize(frame.len() + SENT, b' ');
+    frame
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frames_that_never_end_take_a_share_of_the_memory() -> Result<()> {
+    let stack = Stack::builder().gateways(1).worker(false).start().await?;
+    let gateway = stack.gateway(0);
+    let (attacker, other) = (
+        Api::create_workspace(gateway.url(), "attacker").await?,
+        Api::create_workspace(gateway.url(), "other").await?.without_retries(),
+    );
+    let node = attacker.create_broker_node("node_attacker", "attacker").await?;
+    let header = [format!("authorization: Bearer {}", node.token)];
+    let frame = endless_frame();
+    let mut sockets = try_join_all((0..SOCKETS).map(|_| async {
+        let (socket, head) = TcpClient::upgrade(gateway.url(), "/v1/node/ws", &header).await?;
+        ensure!(head.status == 101, "{head:?}");
+        Ok(socket)
+    }))
+    .await?;
+
+    let before = reset_peak(gateway.pid())?;
+    // Most of it stays in the buffers of the kernel.
+    let attack = join_all(sockets.iter_mut().map(|socket| timeout(SEND_WITHIN, socket.send(&frame))));
+    let others = async {
+        wait::until("the share of the attacker is taken", SOON, || async {
+            gateway.metric("relay_body_bytes").await.is_ok_and(|held| held >= (15 * MIB) as f64)
+        })
+        .await;
+        let broker = other.create_broker_node("node_other", "other").await?;
+        let mut socket = NodeSocket::connect(&other.ws_base(), &broker.token).await?;
+        socket.register_broker(&broker.node_id, "other", "other").await?;
+        let agents: Vec<_> = (0..5000).map(|nth| json!({ "name": format!("agent-{nth}"), "agent_id": "x" })).collect();
+        // A frame of several hundred kilobytes is answered.
+        let answer = socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": agents })).await;
+        ensure!(answer.is_err_and(|error| !error.to_string().contains("closed")), "an error frame");
+        socket.register_agent("ann").await?;
+        anyhow::Ok(())
+    };
+    let (_, others) = tokio::join!(attack, others);
+    others?;
+    let grown = peak(gateway.pid())? - before;
+    println!("grown by {} MiB", grown / MIB);
+    ensure!(grown < GROWTH, "the gateway grew by {} MiB", grown / MIB);
+    Ok(())
+}
