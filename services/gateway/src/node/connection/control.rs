@@ -8,7 +8,7 @@ use std::time::Duration;
 use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash, names};
 use relay_engine::{
     Engine, EngineError,
-    access::{authentication::NodeTokenState, callers::NodeCaller},
+    access::callers::NodeCaller,
     actions::ProviderResultOutcome,
     error::{Conflict, Denial, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
@@ -27,12 +27,15 @@ use relay_wire::{
     },
 };
 use serde_json::Value;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{effects::Close, registration::INTERNAL};
+use super::{
+    effects::Close,
+    registration::{INTERNAL, REGISTRATION_TIMEOUT},
+};
 use crate::{
     error::ApiError,
-    node::{revocation::close_of_revoked, suspension::SUSPENDED_OR_DRAINED},
     routes::{
         actions,
         messages::batch::{PostRules, post_all},
@@ -121,18 +124,7 @@ pub(super) struct ControlContext {
     pub(super) closed: CancellationToken,
 }
 
-/// Returns whether a frame creates agents or messages, which it may not do with an unchecked token.
-const fn needs_checked_token(frame: &InboundFrame) -> bool {
-    matches!(
-        frame,
-        InboundFrame::AgentRegister(_)
-            | InboundFrame::AgentRecover(_)
-            | InboundFrame::Spawn(_)
-            | InboundFrame::MessageSend(_)
-    )
-}
-
-fn error_reply(id: Option<&str>, error: &ApiError) -> String {
+pub(super) fn error_reply(id: Option<&str>, error: &ApiError) -> String {
     let (code, message) = error.code_and_message();
     relay_wire::nodes::frame::encode_error(id, code, message)
 }
@@ -140,23 +132,14 @@ fn error_reply(id: Option<&str>, error: &ApiError) -> String {
 impl ControlContext {
     /// Handles one request.
     pub(super) async fn handle(self, request: Request) -> Outcome {
-        let Request { id, frame, memory: _memory } = request;
-        let refusal = match self.engine.access().check_node_token(self.token).await {
-            Ok(NodeTokenState::Valid) => None,
-            Err(error) if needs_checked_token(&frame) => {
-                return Outcome { reply: Some(error_reply(id.as_deref(), &error.into())), effect: RequestEffect::None };
-            }
-            // While storage is unavailable, the request itself is refused or repeated.
-            Err(_) => None,
-            Ok(NodeTokenState::Revoked) => Some(close_of_revoked(self.direct)),
-            Ok(NodeTokenState::SuspendedOrDrained) => Some(SUSPENDED_OR_DRAINED),
-        };
-        if let Some(close) = refusal {
-            return Outcome { reply: None, effect: RequestEffect::Refused { close } };
+        let until = Instant::now() + REGISTRATION_TIMEOUT;
+        if let Some(refused) = self.check_token(&request, until).await {
+            return refused;
         }
+        let Request { id, frame, memory: _memory } = request;
         let registers = matches!(frame, InboundFrame::Register(_));
         let done = match frame {
-            InboundFrame::Register(register) => self.register(*register).await,
+            InboundFrame::Register(register) => self.register(*register, until).await,
             InboundFrame::AgentRegister(register) => self.register_agent(register).await,
             InboundFrame::AgentRecover(recover) => self.recover_agent(recover).await,
             InboundFrame::AgentDeregister(frame) => self.deregister_agent(&frame.agent_id).await,
@@ -351,7 +334,7 @@ fn to_rejected_agent(entry: RejectedEntry) -> RejectedAgent {
 /// Skipped entries that a reply to an inventory shows.
 const MAX_SHOWN_REJECTIONS: usize = 100;
 /// Delay between attempts to record a result while storage is unavailable.
-const RESULT_RETRY: Duration = Duration::from_millis(500);
+pub(super) const RESULT_RETRY: Duration = Duration::from_millis(500);
 /// Agents in one inventory.
 const MAX_INVENTORY: usize = 20_000;
 /// Maximum bytes of a capability name, a capability kind or a tag.

@@ -21,6 +21,7 @@ mod served_agent;
 mod state;
 #[cfg(test)]
 mod state_tests;
+mod token_check;
 
 use std::{
     collections::HashMap,

@@ -38,17 +38,21 @@ use crate::routes::nodes;
 /// Capability by which a broker requests its agents' cursors.
 const CURSOR: &str = "relay:delivery-cursor-v1";
 /// Timeout of a registration. Brokers wait 10 s for the reply.
-const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(8);
+pub(super) const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(8);
 /// Delay between attempts while storage is unavailable.
 const RETRY: Duration = Duration::from_millis(500);
 /// Clients reconnect after these codes, with increasing delays.
-const TRY_AGAIN_LATER: Close = (1013, "storage unavailable");
+pub(super) const TRY_AGAIN_LATER: Close = (1013, "storage unavailable");
 pub(super) const INTERNAL: Close = (1011, "internal error");
 
 impl ControlContext {
-    pub(super) async fn register(self, frame: Register) -> Result<(Option<Value>, RequestEffect), EngineError> {
+    /// Registers the provider; gives up at `until`.
+    pub(super) async fn register(
+        self,
+        frame: Register,
+        until: Instant,
+    ) -> Result<(Option<Value>, RequestEffect), EngineError> {
         let registrant = self.build_registrant(&frame)?;
-        let until = Instant::now() + REGISTRATION_TIMEOUT;
         let epoch = match self.retry_until(until, || self.engine.nodes().register_provider(&registrant)).await {
             Some(taken) => taken?,
             None => {
@@ -151,7 +155,7 @@ impl ControlContext {
     }
 
     /// Retries transient errors. `None` at the deadline, or once the peer has disconnected.
-    async fn retry_until<T, F>(&self, until: Instant, attempt: impl Fn() -> F) -> Option<EngineResult<T>>
+    pub(super) async fn retry_until<T, F>(&self, until: Instant, attempt: impl Fn() -> F) -> Option<EngineResult<T>>
     where
         F: Future<Output = EngineResult<T>>,
     {
@@ -166,7 +170,7 @@ impl ControlContext {
         }
     }
 
-    fn registration_failed(&self, held: Option<ProviderBinding>, close: Close) -> RequestEffect {
+    pub(super) fn registration_failed(&self, held: Option<ProviderBinding>, close: Close) -> RequestEffect {
         if !self.closed.is_cancelled() {
             tracing::warn!(node.id = %self.node_id, close.reason = close.1, "registration failed, closing the connection");
         }
