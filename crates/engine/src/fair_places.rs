@@ -1,4 +1,4 @@
-//! Places for costly work: some for this process, and one for each workspace, so that no workspace takes all.
+//! Places for costly work: some for this process, and fewer for each workspace, so that no workspace takes all.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,6 +15,8 @@ const TENANT_IDLE: Duration = Duration::from_secs(60);
 pub(crate) struct FairPlaces {
     tenants: Cache<WorkspaceId, Arc<Semaphore>>,
     places: Arc<Semaphore>,
+    /// Places of one workspace.
+    share: usize,
 }
 
 /// Taken place. It is free again when this is dropped.
@@ -24,16 +26,22 @@ pub(crate) struct Place {
 }
 
 impl FairPlaces {
+    /// One of these places for each workspace.
     pub(crate) fn new(places: usize) -> Self {
+        Self::with_share(places, 1)
+    }
+
+    pub(crate) fn with_share(places: usize, share: usize) -> Self {
         Self {
             tenants: Cache::builder().max_capacity(MAX_TENANTS).time_to_idle(TENANT_IDLE).build(),
             places: Arc::new(Semaphore::new(places)),
+            share,
         }
     }
 
-    /// Waits for the place of a workspace, then for one of this process. `None` after `timeout`.
+    /// Waits for a place of a workspace, then for one of this process. `None` after `timeout`.
     pub(crate) async fn take(&self, scope: WorkspaceScope, timeout: Duration) -> Option<Place> {
-        let tenant = self.tenants.get_with(scope.workspace_id(), || Arc::new(Semaphore::new(1)));
+        let tenant = self.tenants.get_with(scope.workspace_id(), || Arc::new(Semaphore::new(self.share)));
         let taken = async {
             let own = tenant.acquire_owned().await.ok()?;
             let place = Arc::clone(&self.places).acquire_owned().await.ok()?;

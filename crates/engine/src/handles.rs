@@ -135,8 +135,12 @@ impl Inner {
         let tokens = Tokens::new(core.clone());
         let limits = Arc::new(Limits::new(config.limits));
         let quotas = QuotaCache::new(core.clone(), config.limits.plans);
-        let mailboxes =
-            Mailboxes { core: core.clone(), stream: stream.clone(), cursors: Arc::<CursorMoves>::default() };
+        let mailboxes = Mailboxes {
+            core: core.clone(),
+            stream: stream.clone(),
+            cursors: Arc::<CursorMoves>::default(),
+            claim_waits: Arc::default(),
+        };
         let agents = Agents {
             core: core.clone(),
             tokens: tokens.clone(),

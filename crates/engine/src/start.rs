@@ -23,7 +23,7 @@ use crate::{
     files::FilesConfig,
     handles::{Queues, queues},
     hints::{self, Hints},
-    mailboxes::cursors,
+    mailboxes::{claim_waits, cursors},
     messages::{committer, publisher},
     migrations::wait_for_schema,
     nodes::{heartbeats, online},
@@ -114,6 +114,8 @@ impl Engine {
         tasks.spawn("hint-sender", hints::forward_to_nats(stream.clone(), hint_queue));
         tasks.spawn("hint-handler", hints::handle_hints(weak(), engine.hints().subscribe()));
         tasks.spawn("hint-receiver", hints::receive_remote(hints(), stream.clone(), None));
+        let claim_waits = Arc::downgrade(&engine.inner.mailboxes.claim_waits);
+        tasks.spawn("claim-waker", claim_waits::wake_claims(claim_waits, engine.hints().subscribe()));
         tasks.spawn("announcer", events::announce(weak(), announcements));
         engine.spawn_writers(tasks, queues);
         tasks.spawn("feed-check", events::check_feeds(weak()));

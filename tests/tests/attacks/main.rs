@@ -3,6 +3,7 @@
 
 mod amplification;
 mod bodies;
+mod claims;
 mod commits;
 mod connections;
 mod ended_workspaces;

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use relay_domain::{AgentId, WorkspaceScope, mailboxes::Delivery, metric_names};
-use relay_store::mailboxes::claims::{ClaimLease, ClaimOutcome};
-use relay_stream::Hint;
-use tokio::{sync::broadcast, time::Instant};
+use relay_domain::{mailboxes::Delivery, metric_names};
+use relay_store::mailboxes::claims::{ClaimLease, ClaimOutcome, NewClaim};
+use tokio::time::Instant;
 
-use super::{Mailboxes, deliveries::text_slot};
+use super::{Mailboxes, claim_waits::WaitingClaim, deliveries::text_slot};
 use crate::{EngineError, EngineResult, access::callers::AgentCaller, error::Conflict, parts::Parts};
 
 /// Default and maximum number of deliveries per claim.
@@ -20,6 +19,9 @@ pub const LEASE_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(
 /// Poll interval of a waiting claim when no hint arrives.
 const POLL_EVERY: Duration = Duration::from_secs(2);
 
+/// Longest wait for a place among the claims of a workspace.
+const PLACE_WAIT: Duration = Duration::from_secs(5);
+
 /// Delivery leased to the caller.
 #[derive(Debug)]
 pub struct ClaimedDelivery {
@@ -29,7 +31,8 @@ pub struct ClaimedDelivery {
 }
 
 impl Mailboxes {
-    /// Leases up to `limit` of the caller's deliveries, lowest seq first; waits up to `wait` for the first one.
+    /// Leases up to `limit` of the caller's deliveries, lowest seq first; waits up to `wait` for the first one, unless
+    /// the agent has newer claims that wait.
     ///
     /// # Errors
     /// When the caller is not on a node of kind poll, or the lease is out of bounds.
@@ -44,27 +47,38 @@ impl Mailboxes {
             return Err(EngineError::invalid_request("lease_ms must be 1000 to 43200000"));
         }
         let until = Instant::now() + wait.min(MAX_WAIT);
-        // Subscribed before the first read, so that no later hint is missed.
-        let mut hints = self.core.hints.subscribe();
+        // Added before the first read, so that no later hint is missed.
+        let waiting = (!wait.is_zero()).then(|| self.claim_waits.add((caller.scope.workspace_id(), caller.agent_id)));
         loop {
-            let outcome = self
-                .core
-                .store
-                .claim_deliveries(caller.scope, caller.agent_id, self.core.next_id(), limit, lease)
-                .await?;
-            let next = match outcome {
+            let next = match self.claim_now(caller, limit, lease).await? {
                 ClaimOutcome::NotPolled => return Err(EngineError::Conflict(Conflict::NotPolled)),
                 ClaimOutcome::Claimed(claimed) => return self.load_claimed(caller, &claimed).await,
+                // The next claim is authenticated again.
+                ClaimOutcome::TokenRotated => return self.load_claimed(caller, &[]).await,
                 ClaimOutcome::Empty { next_at } => next_at,
             };
-            if Instant::now() >= until {
+            let may_wait = |waiting: &&WaitingClaim| Instant::now() < until && !waiting.is_superseded();
+            let Some(waiting) = waiting.as_ref().filter(may_wait) else {
                 return self.load_claimed(caller, &[]).await;
-            }
+            };
             let back = next.map(|at| (at - self.core.now()).to_std().unwrap_or_default() + Duration::from_millis(5));
             let pause = back.unwrap_or(POLL_EVERY).min(POLL_EVERY);
             let look_at = until.min(Instant::now() + pause);
-            let _ = tokio::time::timeout_at(look_at, wait_for_hint(&mut hints, caller.scope, caller.agent_id)).await;
+            let _ = tokio::time::timeout_at(look_at, waiting.woken()).await;
         }
+    }
+
+    async fn claim_now(&self, caller: &AgentCaller, limit: i64, lease: Duration) -> EngineResult<ClaimOutcome> {
+        let place = self.claim_waits.places.take(caller.scope, PLACE_WAIT).await;
+        let _place = place.ok_or(EngineError::Overloaded)?;
+        let claim = NewClaim {
+            agent: caller.agent_id,
+            token_generation: caller.token_generation,
+            claim_id: self.core.next_id(),
+            limit,
+            lease,
+        };
+        Ok(self.core.store.claim_deliveries(caller.scope, claim).await?)
     }
 
     async fn load_claimed(&self, caller: &AgentCaller, claimed: &[ClaimLease]) -> EngineResult<Parts<ClaimedDelivery>> {
@@ -77,19 +91,5 @@ impl Mailboxes {
             .collect();
         metrics::counter!(metric_names::DELIVERIES_CLAIMED).increment(claimed.len() as u64);
         self.core.read_texts(caller.scope, claimed, |claimed| text_slot(&mut claimed.delivery)).await
-    }
-}
-
-/// Returns when a delivery for the agent may have arrived.
-async fn wait_for_hint(hints: &mut broadcast::Receiver<std::sync::Arc<Hint>>, scope: WorkspaceScope, agent: AgentId) {
-    let key = (scope.workspace_id(), agent);
-    loop {
-        match hints.recv().await.as_deref() {
-            Ok(Hint::DeliveriesDue { agents } | Hint::MailboxesChanged { agents }) if agents.contains(&key) => return,
-            Ok(_) => {}
-            Err(broadcast::error::RecvError::Lagged(_)) => return,
-            // The engine was dropped: no hint can arrive.
-            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! Mailboxes: serving them on sockets, listing and settling deliveries, claims and dead letters.
 
+pub(crate) mod claim_waits;
 pub mod claims;
 pub(crate) mod cursors;
 pub mod dead_letters;
@@ -23,4 +24,5 @@ pub struct Mailboxes {
     pub(crate) core: Core,
     pub(crate) stream: Stream,
     pub(crate) cursors: Arc<cursors::CursorMoves>,
+    pub(crate) claim_waits: Arc<claim_waits::ClaimWaits>,
 }

@@ -13,6 +13,7 @@ use sqlx::PgConnection;
 use crate::{
     Store, StoreError, StoreResult,
     events::{self, Event, RecordedEvents},
+    mailboxes::claims::end_leases,
 };
 
 /// Subject of a token, for its events.
@@ -62,7 +63,7 @@ pub struct ChangedToken {
 impl Store {
     /// Replaces an agent's token and increments its generation. The token before it stays valid for the workspace's
     /// grace, unless a node took the agent over; the one before that ends. The workspace key also ends the token of the
-    /// agent's own node. Returns `None` when there is no such agent, or it has another generation than was presented.
+    /// agent's own node, and the leases of deliveries that the agent has claimed. Returns `None` when there is no such agent, or it has another generation than was presented.
     pub async fn rotate_agent_token(
         &self,
         scope: WorkspaceScope,
@@ -96,6 +97,9 @@ impl Store {
         changed.extend(replaced.iter().map(|(hash, _)| *hash));
         if let Some((former, _)) = replaced.iter().find(|(_, kind)| keeps_former && *kind == TokenKind::Agent) {
             keep_former_token(&mut tx, scope, agent, *former).await?;
+        }
+        if ends_direct_node {
+            end_leases(&mut tx, scope, agent).await?;
         }
         sqlx::query(
             "INSERT INTO tokens (token_hash, kind, workspace_id, agent_id, created_at) VALUES ($3, 'agent', $1, $2, $4)",

@@ -7,6 +7,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
+use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult, codes::DEFERRED, connections::Transaction, mailboxes::locked_cursor::lock_cursor,
@@ -25,8 +26,22 @@ pub struct ClaimLease {
     pub leased_until: DateTime<Utc>,
 }
 
+/// Claim of an agent's deliveries.
+#[derive(Debug, Clone, Copy)]
+pub struct NewClaim {
+    pub agent: AgentId,
+    /// Generation of the token that the agent presented.
+    pub token_generation: i64,
+    pub claim_id: i64,
+    /// Maximum number of deliveries.
+    pub limit: i64,
+    pub lease: Duration,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClaimOutcome {
+    /// The agent's token has been rotated since it was presented.
+    TokenRotated,
     /// The agent's node is not of kind poll.
     NotPolled,
     /// Leased deliveries, in seq order.
@@ -79,19 +94,15 @@ SELECT least(
 );
 
 impl Store {
-    /// Leases up to `limit` available deliveries of an agent, lowest seq first.
-    pub async fn claim_deliveries(
-        &self,
-        scope: WorkspaceScope,
-        agent: AgentId,
-        claim_id: i64,
-        limit: i64,
-        lease: Duration,
-    ) -> StoreResult<ClaimOutcome> {
+    /// Leases available deliveries of an agent, lowest seq first.
+    pub async fn claim_deliveries(&self, scope: WorkspaceScope, claim: NewClaim) -> StoreResult<ClaimOutcome> {
+        let NewClaim { agent, token_generation, claim_id, limit, lease } = claim;
         let doing = "claiming deliveries";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        if !is_polled(&mut tx, scope, agent).await? {
-            return Ok(ClaimOutcome::NotPolled);
+        match polled_generation(&mut tx, scope, agent).await? {
+            None => return Ok(ClaimOutcome::NotPolled),
+            Some(generation) if generation != token_generation => return Ok(ClaimOutcome::TokenRotated),
+            Some(_) => {}
         }
         // The lock serializes claims, settlements and expiry of this mailbox.
         let floor = lock_cursor(&mut tx, scope, agent).await?.settled_floor;
@@ -140,19 +151,32 @@ impl Store {
     }
 }
 
-/// Returns true if the agent is on a poll node.
-async fn is_polled(tx: &mut Transaction, scope: WorkspaceScope, agent: AgentId) -> StoreResult<bool> {
-    let kind: Option<String> = sqlx::query_scalar(
-        "SELECT n.kind FROM agents a
+/// Returns the generation of an agent's token if the agent is on a poll node.
+async fn polled_generation(tx: &mut Transaction, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Option<i64>> {
+    sqlx::query_scalar(
+        "SELECT a.token_generation FROM agents a
            JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
-          WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.deleted_at IS NULL",
+          WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.deleted_at IS NULL AND n.kind = 'poll'",
     )
     .bind(scope.workspace_id().get())
     .bind(agent.get())
     .fetch_optional(&mut **tx)
     .await
-    .map_err(StoreError::from_sqlx("reading the kind of an agent's node"))?;
-    Ok(kind.as_deref() == Some("poll"))
+    .map_err(StoreError::from_sqlx("reading the kind of an agent's node"))
+}
+
+/// Ends all leases of an agent: their holder has lost its token.
+pub(crate) async fn end_leases(tx: &mut PgConnection, scope: WorkspaceScope, agent: AgentId) -> StoreResult<()> {
+    sqlx::query(
+        "UPDATE delivery_claims SET leased_until = relay_now()
+          WHERE workspace_id = $1 AND agent_id = $2 AND leased_until > relay_now()",
+    )
+    .bind(scope.workspace_id())
+    .bind(agent)
+    .execute(tx)
+    .await
+    .map(|_| ())
+    .map_err(StoreError::from_sqlx("ending the leases of an agent"))
 }
 
 /// Ends the lease of a reported delivery. Returns its claim count, `None` if it was never claimed.
