@@ -30,6 +30,9 @@ pub(crate) const MESSAGE_BYTES: &str = concat!(
 pub(crate) const EDIT_BYTES: &str =
     concat!("(octet_length(v.text) + ", json_bytes!("v.blocks"), " + ", json_bytes!("v.metadata"), ")");
 
+/// Input of the invocation `i`.
+pub(crate) const INPUT_BYTES: &str = json_bytes!("i.input");
+
 /// Output and error of the invocation `i`.
 pub(crate) const OUTCOME_BYTES: &str = concat!("(", json_bytes!("i.output"), " + coalesce(octet_length(i.error), 0))");
 
@@ -41,6 +44,10 @@ pub(crate) const AGENT_BYTES: &str = concat!(
     json_bytes!("a.capabilities"),
     ")"
 );
+
+/// Topic and JSON of the channel `c`.
+pub(crate) const CHANNEL_BYTES: &str =
+    concat!("(coalesce(octet_length(c.topic), 0) + ", json_bytes!("c.metadata"), ")");
 
 /// Schemas of the action `c`.
 pub(crate) const ACTION_BYTES: &str =

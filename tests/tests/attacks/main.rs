@@ -9,6 +9,7 @@ mod connections;
 mod ended_workspaces;
 mod former_tokens;
 mod frames;
+mod invocations;
 mod large_messages;
 mod listings;
 mod names;

@@ -2,16 +2,20 @@
 //! and [`SentInvocation`]; called by the engine's invocation queue.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, GatewayId, InvocationId, NodeId, ProviderName, WorkspaceScope};
-use serde_json::Value;
+use const_format::{concatcp, formatcp};
+use relay_domain::{AgentId, GatewayId, InvocationId, JsonText, NodeId, ProviderName, WorkspaceScope};
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult, nodes::fence::Fence};
+use crate::{Store, StoreError, StoreResult, decode::json_text, nodes::fence::Fence, sizes::INPUT_BYTES};
 
 /// Maximum number of rows in one scan.
 const PER_SCAN: i64 = 1000;
 /// Maximum number of rows of one provider in one scan, so that a slow socket does not delay other providers.
 const PER_PROVIDER: i64 = 100;
+
+/// Bound of the inputs of one scan, and of those of one workspace. At least one of each workspace is returned.
+const SCAN_BYTES: i64 = 32 * 1024 * 1024;
+const WORKSPACE_BYTES: i64 = 4 * 1024 * 1024;
 
 /// Invocation to write to a provider's socket.
 #[derive(Debug, Clone)]
@@ -24,7 +28,7 @@ pub struct UnsentInvocation {
     pub provider: ProviderName,
     /// Name of the action in the frame.
     pub action: String,
-    pub input: Value,
+    pub input: JsonText,
     /// Handling agent with its name; `None` if the node handles it.
     pub agent: Option<(AgentId, String)>,
     /// Caller's id (`None` for the workspace key) and name, if the capability requests the caller's identity.
@@ -46,16 +50,48 @@ impl FromRow<'_, PgRow> for UnsentInvocation {
             node_id: row.try_get("node_id")?,
             provider: row.try_get("provider")?,
             action: row.try_get("action")?,
-            input: row.try_get("input")?,
+            input: json_text(row, "input")?.unwrap_or_else(JsonText::empty_object),
             agent: row.try_get::<Option<AgentId>, _>("handler_agent_id")?.zip(agent_name),
             caller,
         })
     }
 }
 
+// Chooses among the invocations `chosen_of`, which have a rank `nth` for their provider. Keys and sizes come first: the
+// inputs, up to 768 KiB each, are read only for the rows that are returned. Workspaces take turns, and inputs of a
+// workspace whose sockets take nothing, which are read again each time, leave room for the others'.
+macro_rules! chosen_inputs {
+    ($chosen_of:literal, $per_provider:literal, $per_scan:literal) => {
+        formatcp!(
+            "
+sized AS (
+    SELECT u.*, {INPUT_BYTES} AS bytes
+      FROM {chosen_of} u JOIN invocations i USING (workspace_id, invocation_id)
+     WHERE u.nth <= {per_provider}
+), turns AS (
+    SELECT z.*, row_number() OVER of_workspace AS turn, sum(z.bytes) OVER of_workspace AS workspace_bytes
+      FROM sized z
+    WINDOW of_workspace AS (PARTITION BY z.workspace_id ORDER BY z.nth, z.bytes, z.invocation_id
+                            ROWS UNBOUNDED PRECEDING)
+), chosen AS MATERIALIZED (
+    SELECT t.*, sum(t.bytes) OVER (ORDER BY t.turn, t.bytes, t.invocation_id ROWS UNBOUNDED PRECEDING) AS scan_bytes
+      FROM turns t WHERE t.turn = 1 OR t.workspace_bytes <= {WORKSPACE_BYTES}
+)
+SELECT c.workspace_id, c.invocation_id, c.agent_name, c.node_id, c.provider, i.attempt, i.handler_agent_id,
+       coalesce(i.capability, i.action_name) AS action, i.input, i.tells_caller, i.caller_id, i.caller_name
+  FROM chosen c JOIN invocations i USING (workspace_id, invocation_id)
+ WHERE c.scan_bytes <= {SCAN_BYTES}
+ ORDER BY c.turn, c.nth, c.created_at LIMIT {per_scan}",
+            chosen_of = $chosen_of,
+            per_provider = $per_provider,
+            per_scan = $per_scan,
+        )
+    };
+}
+
 // An invocation of an unassigned agent is sent to the connected provider that registered first.
-// The CTE selects keys first: the inputs, up to 768 KiB each, are read only for the rows that are returned.
-const UNSENT: &str = "
+const UNSENT: &str = concatcp!(
+    "
 WITH unsent AS MATERIALIZED (
     SELECT i.workspace_id, i.invocation_id, i.created_at, a.name AS agent_name, p.node_id, p.provider,
            row_number() OVER (PARTITION BY p.workspace_id, p.node_id, p.provider ORDER BY i.created_at) AS nth
@@ -70,17 +106,15 @@ WITH unsent AS MATERIALIZED (
             SELECT FROM providers o
              WHERE o.workspace_id = p.workspace_id AND o.node_id = p.node_id AND o.gateway_id IS NOT NULL
                AND (o.registered_at, o.provider) < (p.registered_at, p.provider)))
-)
-SELECT u.workspace_id, u.invocation_id, u.agent_name, u.node_id, u.provider, i.attempt, i.handler_agent_id,
-       coalesce(i.capability, i.action_name) AS action, i.input, i.tells_caller, i.caller_id, i.caller_name
-  FROM unsent u JOIN invocations i USING (workspace_id, invocation_id)
- WHERE u.nth <= $2
- ORDER BY u.nth, u.created_at LIMIT $3";
+),",
+    chosen_inputs!("unsent", "$2", "$3")
+);
 
 // Each half of the union has its own index: invocations that nodes handle, and invocations that agents located there
 // handle. An invocation of an unassigned agent is resent to the provider that received it before, as long as that
 // provider is connected.
-const SENT_BEFORE: &str = "
+const SENT_BEFORE: &str = concatcp!(
+    "
 WITH current AS MATERIALIZED (
     SELECT p.workspace_id, p.node_id, p.provider, p.epoch
       FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[]) AS k (workspace_id, node_id, provider, epoch)
@@ -104,12 +138,9 @@ WITH current AS MATERIALIZED (
 ), ranked AS (
     SELECT b.*, row_number() OVER (PARTITION BY b.workspace_id, b.node_id, b.provider ORDER BY b.created_at) AS nth
       FROM unanswered b
-)
-SELECT t.workspace_id, t.invocation_id, t.agent_name, t.node_id, t.provider, i.attempt, i.handler_agent_id,
-       coalesce(i.capability, i.action_name) AS action, i.input, i.tells_caller, i.caller_id, i.caller_name
-  FROM ranked t JOIN invocations i USING (workspace_id, invocation_id)
- WHERE t.nth <= $5
- ORDER BY t.nth, t.created_at LIMIT $6";
+),",
+    chosen_inputs!("ranked", "$5", "$6")
+);
 
 /// Invocation that was written to a socket.
 #[derive(Debug, Clone)]

@@ -12,19 +12,24 @@ use crate::{
     actions::outcomes::{OutcomeFacts, OutcomeNotice},
     codes::ACTION_RESULT_SOURCE,
     decode::{decode_rows, json_text},
+    sizes::OUTCOME_BYTES,
 };
 
 /// Maximum number of outcomes in one scan.
 const PER_SCAN: i64 = 1000;
 /// Maximum number of outcomes of one caller in one scan; the newest are kept.
 const PER_CALLER: i64 = 100;
+/// Bound of the outcomes of one scan, and of those of one workspace, which are parsed. At least one of each workspace is
+/// returned.
+const SCAN_BYTES: i64 = 8 * 1024 * 1024;
+const WORKSPACE_BYTES: i64 = 1024 * 1024;
 
 // The newest outcome of every caller comes before the second newest of any, so that a caller that never confirms its
-// notices does not delay the others.
+// notices does not delay the others. Workspaces take turns, too.
 const UNANNOUNCED: &str = formatcp!(
     "
-SELECT * FROM (
-SELECT i.workspace_id, i.caller_id, i.invocation_id, i.action_name, i.status, i.output, i.error, i.completed_at
+WITH unannounced AS (
+SELECT i.workspace_id, i.invocation_id, i.completed_at, {OUTCOME_BYTES} AS bytes, i.nth
   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
  CROSS JOIN LATERAL (
        SELECT i.*, row_number() OVER (ORDER BY i.completed_at DESC) AS nth FROM invocations i
@@ -37,8 +42,20 @@ SELECT i.workspace_id, i.caller_id, i.invocation_id, i.action_name, i.status, i.
        SELECT FROM deliveries d
         WHERE d.workspace_id = i.workspace_id AND d.source_id = i.invocation_id AND d.agent_id = i.caller_id
           AND d.source_kind = {ACTION_RESULT_SOURCE}))
- ORDER BY i.nth, i.completed_at LIMIT $5) AS found
- ORDER BY completed_at"
+), turns AS (
+    SELECT u.*, row_number() OVER of_workspace AS turn, sum(u.bytes) OVER of_workspace AS workspace_bytes
+      FROM unannounced u
+    WINDOW of_workspace AS (PARTITION BY u.workspace_id ORDER BY u.nth, u.completed_at, u.invocation_id
+                            ROWS UNBOUNDED PRECEDING)
+), chosen AS MATERIALIZED (
+    SELECT t.*, sum(t.bytes) OVER (ORDER BY t.turn, t.bytes, t.invocation_id ROWS UNBOUNDED PRECEDING) AS scan_bytes
+      FROM turns t WHERE t.turn = 1 OR t.workspace_bytes <= {WORKSPACE_BYTES}
+     ORDER BY t.turn, t.bytes LIMIT $5
+)
+SELECT i.workspace_id, i.caller_id, i.invocation_id, i.action_name, i.status, i.output, i.error, i.completed_at
+  FROM chosen c JOIN invocations i USING (workspace_id, invocation_id)
+ WHERE c.scan_bytes <= {SCAN_BYTES}
+ ORDER BY i.completed_at"
 );
 
 impl FromRow<'_, PgRow> for OutcomeNotice {
@@ -61,8 +78,8 @@ impl FromRow<'_, PgRow> for OutcomeNotice {
 }
 
 impl Store {
-    /// Returns the outcomes of the last `since` without a notice to these callers, oldest first. With at most 1000
-    /// callers, every caller with a missing notice is included.
+    /// Returns the outcomes of the last `since` without a notice to these callers, oldest first: of each workspace
+    /// one at least, unless there are many large ones.
     pub async fn unannounced_outcomes(
         &self,
         callers: &[(WorkspaceScope, AgentId)],

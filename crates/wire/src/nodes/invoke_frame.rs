@@ -3,16 +3,15 @@
 
 use relay_domain::{AgentId, InvocationId};
 use serde::Serialize;
-use serde_json::Value;
 
 #[derive(Serialize)]
-struct Invoke<'a> {
+struct Invoke<'a, I> {
     v: u8,
     #[serde(rename = "type")]
     kind: &'static str,
     invocation_id: InvocationId,
     action: &'a str,
-    input: &'a Value,
+    input: &'a I,
     #[serde(skip_serializing_if = "Option::is_none")]
     agent_id: Option<AgentId>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,7 +27,7 @@ struct Invoke<'a> {
 pub fn invoke_frame(
     id: InvocationId,
     action: &str,
-    input: &Value,
+    input: &impl Serialize,
     agent: Option<&(AgentId, String)>,
     caller: Option<&(Option<AgentId>, String)>,
 ) -> String {
@@ -49,7 +48,7 @@ pub fn invoke_frame(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
