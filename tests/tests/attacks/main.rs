@@ -18,7 +18,6 @@ mod notices;
 mod observer_tokens;
 mod plans;
 mod revocation;
-mod revocation_in_outages;
 mod schemas;
 mod searches;
 mod statements;

@@ -1,5 +1,7 @@
 //! Whoever holds a stolen token loses it for good: open sockets of a revoked token close, and serve nothing before.
 
+mod in_outages;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
