@@ -69,6 +69,8 @@ const TRIGGER_ANY: (&str, &str) = ("trigger_any", "trigger_not_own");
 pub const RESTRICTIONS: &[Restriction] = &[
     closed("POST", "/v1/channels", JOIN),
     closed("POST", "/v1/channels/{channel}/join", JOIN),
+    closed("POST", "/v1/channels/{channel}/invite", JOIN),
+    closed("POST", "/v1/agents/{agent}/subscription-channel", JOIN),
     closed("POST", "/v1/channels/{channel}/messages", SEND),
     closed("POST", "/v1/messages/{message}/replies", SEND),
     closed("PATCH", "/v1/messages/{message}", SEND),
@@ -76,6 +78,8 @@ pub const RESTRICTIONS: &[Restriction] = &[
     closed("POST", "/v1/to/{address}", SEND),
     closed("POST", "/v1/dm/group", SEND),
     closed("POST", "/v1/dm/{conversation}/messages", SEND),
+    closed("POST", "/v1/dm/{conversation}/participants", SEND),
+    closed("DELETE", "/v1/dm/{conversation}/participants/{agent}", SEND),
     closed("POST", "/v1/agents/spawn", ("spawn", "spawn_denied")),
     Restriction { method: "POST", path: "/v1/agents/release", closed_by: Some(RELEASE), opened_by: Some(RELEASE_ANY) },
     Restriction {

@@ -286,3 +286,21 @@ async fn refusals_do_not_flood_the_log() -> Result<()> {
     );
     Ok(())
 }
+
+#[tokio::test]
+async fn an_agent_to_which_joining_is_closed_cannot_be_invited() -> Result<()> {
+    let key = Api::create_workspace(shared().await.any_gateway(), "rights-invite").await?;
+    let ann = key.as_agent(&key.register_agent("ann").await?);
+    key.register_agent("bob").await?;
+    ann.create_channel("room").await?;
+    let invite = || ann.post("/v1/channels/room/invite", json!({ "agent_name": "bob" }));
+    key.patch("/v1/agents/bob", json!({ "rights": { "join": false } })).await?.success()?;
+    invite().await?.refused(403, "join_denied")?;
+    // A policy for all leaves invitations to those who may join.
+    key.patch("/v1/workspace", json!({ "policy": { "join": false } })).await?.success()?;
+    key.patch("/v1/agents/bob", json!({ "rights": null })).await?.success()?;
+    invite().await?.refused(403, "join_denied")?;
+    key.patch("/v1/agents/ann", json!({ "rights": { "join": true } })).await?.success()?;
+    invite().await?.success()?;
+    Ok(())
+}

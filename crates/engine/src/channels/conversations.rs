@@ -2,6 +2,7 @@
 
 use relay_domain::{
     AgentId, ChannelId, ConversationId, WorkspaceScope,
+    access::rights::Operation,
     channels::{ChannelKind, MAX_PARTICIPANTS, direct_names, group_channel_name},
     events::kind,
     messages::Message,
@@ -188,8 +189,10 @@ impl Channels {
     /// Adds an agent to a group of the caller's. Returns true if it took part already.
     ///
     /// # Errors
-    /// When the conversation or the agent is unknown, the caller takes no part in it, it is no group's, or it is full.
+    /// When the caller may not send, the conversation or the agent is unknown, the caller takes no part in it, it is no
+    /// group's, or it is full.
     pub async fn add_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<bool> {
+        self.core.authorize(caller, Operation::Send).await?;
         let conversation = self.own_group(caller, id).await?;
         let (agent, name) = self.participant_of_name(caller.scope, agent_name).await?;
         // Counted without a lock: two concurrent additions may exceed the limit by one.
@@ -216,8 +219,12 @@ impl Channels {
     /// Removes an agent from a group of the caller's; idempotent.
     ///
     /// # Errors
-    /// When the conversation or the agent is unknown, the caller takes no part in it, or it is no group's.
+    /// When the caller may not send and does not leave itself, the conversation or the agent is unknown, the caller takes
+    /// no part in it, or it is no group's.
     pub async fn remove_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<()> {
+        if agent_name.strip_prefix('@').unwrap_or(agent_name) != &*caller.name {
+            self.core.authorize(caller, Operation::Send).await?;
+        }
         let conversation = self.own_group(caller, id).await?;
         let (agent, name) = self.participant_of_name(caller.scope, agent_name).await?;
         let event = participant_event(kind::MEMBER_LEFT, &conversation, agent, &name);

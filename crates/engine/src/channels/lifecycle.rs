@@ -2,7 +2,7 @@
 
 use relay_domain::{
     AgentId, ChannelId, WorkspaceScope,
-    access::rights::Operation,
+    access::rights::{Operation, Refusal, Right},
     agents::Agent,
     encoded_length,
     events::kind,
@@ -23,6 +23,7 @@ use crate::{
     EngineError, EngineResult,
     access::callers::{AgentCaller, Credential},
     error::{Conflict, Denial, InvalidInput, Limit, Missing},
+    parts::{Parts, parsed_sizes},
 };
 
 impl Channels {
@@ -70,6 +71,7 @@ impl Channels {
     /// When there is no such agent, another agent asks, or the channel is archived.
     pub async fn of_recipient(&self, caller: &Credential, agent: &str) -> EngineResult<(ChannelRow, Agent, bool)> {
         let scope = caller.scope();
+        self.core.authorize(caller, Operation::Join).await?;
         let agent = self.agents.by_name(scope, agent).await?;
         if caller.agent_id().is_some_and(|caller| caller != agent.id) {
             return Err(EngineError::Forbidden(Denial::OnlyRecipient));
@@ -104,8 +106,15 @@ impl Channels {
     }
 
     /// Lists the channels of a workspace that the caller may see, oldest first, at most [`names::MAX_LISTED_CHANNELS`].
-    pub async fn list(&self, caller: &Credential, with_archived: bool) -> EngineResult<Vec<ChannelRow>> {
-        Ok(self.core.store.channels(caller.scope(), with_archived, &caller.view().filters).await?)
+    pub async fn list(&self, caller: &Credential, with_archived: bool) -> EngineResult<Parts<ChannelRow>> {
+        let scope = caller.scope();
+        let channels = self.core.store.channel_sizes(scope, with_archived, &caller.view().filters).await?;
+        let store = self.core.store.clone();
+        let read = move |ids: Vec<ChannelId>| {
+            let store = store.clone();
+            async move { Ok(store.channels(scope, &ids).await?) }
+        };
+        self.core.read_in_parts(scope, parsed_sizes(channels), read).await
     }
 
     /// Finds a channel by name if the caller may see it.
@@ -227,13 +236,18 @@ impl Channels {
     /// Adds another agent to a channel. Returns the channel's name.
     ///
     /// # Errors
-    /// When there is no such channel or agent, the channel is archived, or the caller is no member.
+    /// When there is no such channel or agent, the channel is archived, the caller is no member or may not join channels, or
+    /// that is closed to the invited agent by itself.
     pub async fn invite(&self, caller: &AgentCaller, name: &str, invitee: &str) -> EngineResult<String> {
+        self.core.authorize(caller, Operation::Join).await?;
         let channel = self.open_channel(caller.scope, name).await?;
         if !self.core.store.is_member(caller.scope, channel.channel_id, caller.agent_id).await? {
             return Err(EngineError::Forbidden(Denial::NotAMember(channel.name)));
         }
         let invitee = self.agents.by_name(caller.scope, invitee).await?;
+        if invitee.rights.get(Right::Join) == Some(false) {
+            return Err(EngineError::Forbidden(Denial::Refused(Refusal::Join)));
+        }
         self.add_member(caller.scope, &channel, invitee.id, &invitee.name).await?;
         Ok(channel.name)
     }

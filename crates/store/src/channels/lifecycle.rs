@@ -10,6 +10,7 @@ use crate::{
     codes::CHANNEL,
     events::{self, Event, RecordedEvents},
     observers::filters,
+    sizes::CHANNEL_BYTES,
     workspaces::quota_counts::is_within_quota,
 };
 
@@ -69,7 +70,7 @@ const FIND_BY_NAME: &str =
     formatcp!("SELECT {COLUMNS} FROM channels c WHERE c.workspace_id = $1 AND c.name = $2 AND c.type = {CHANNEL}");
 
 const LIST: &str = formatcp!(
-    "SELECT {COLUMNS}
+    "SELECT c.channel_id, {CHANNEL_BYTES}::bigint
        FROM channels c
       WHERE c.workspace_id = $1 AND c.type = {CHANNEL} AND ($2 OR c.archived_at IS NULL)
         AND ($4::bigint[] IS NULL AND $5::text[] IS NULL OR c.channel_id = ANY ($4) OR c.name = ANY ($5))
@@ -145,14 +146,15 @@ impl Store {
             .map_err(StoreError::from_sqlx("looking up a channel by name"))
     }
 
-    /// Lists the channels that pass the filters, oldest first, at most [`names::MAX_LISTED_CHANNELS`].
-    pub async fn channels(
+    /// Lists the channels that pass the filters, oldest first, at most [`names::MAX_LISTED_CHANNELS`], with an upper
+    /// bound of their bytes.
+    pub async fn channel_sizes(
         &self,
         scope: WorkspaceScope,
         with_archived: bool,
         filters: &ObserverFilters,
-    ) -> StoreResult<Vec<ChannelRow>> {
-        sqlx::query_as(LIST)
+    ) -> StoreResult<Vec<(ChannelId, usize)>> {
+        let rows: Vec<(ChannelId, i64)> = sqlx::query_as(LIST)
             .bind(scope.workspace_id())
             .bind(with_archived)
             .bind(names::MAX_LISTED_CHANNELS)
@@ -160,7 +162,22 @@ impl Store {
             .bind(&filters.channel_names)
             .fetch_all(&self.pool)
             .await
-            .map_err(StoreError::from_sqlx("listing channels"))
+            .map_err(StoreError::from_sqlx("listing channels"))?;
+        Ok(rows.into_iter().map(|(channel, bytes)| (channel, usize::try_from(bytes).unwrap_or(usize::MAX))).collect())
+    }
+
+    /// Reads these channels, oldest first.
+    pub async fn channels(&self, scope: WorkspaceScope, channels: &[ChannelId]) -> StoreResult<Vec<ChannelRow>> {
+        const READ: &str = formatcp!(
+            "SELECT {COLUMNS} FROM channels c WHERE c.workspace_id = $1 AND c.channel_id = ANY ($2)
+              ORDER BY c.channel_id"
+        );
+        sqlx::query_as(READ)
+            .bind(scope.workspace_id())
+            .bind(channels)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading channels"))
     }
 
     /// Changes the given fields of a channel that is not archived, and records the event that `event` makes of the

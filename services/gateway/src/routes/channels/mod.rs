@@ -16,6 +16,7 @@ use crate::{
     envelope::{NoContent, Reply},
     error::ApiError,
     extract::{Body, Path, Query},
+    list_reply::ListReply,
 };
 
 /// Creates a channel. An agent that creates one owns it.
@@ -79,10 +80,10 @@ pub async fn list(
     State(engine): State<Engine>,
     ReaderOrAgentOrNode(caller): ReaderOrAgentOrNode<{ reads::CHANNELS }>,
     Query(query): Query<wire::ChannelsQuery>,
-) -> Result<Reply<Vec<wire::Channel>>, ApiError> {
+) -> Result<ListReply<wire::Channel>, ApiError> {
     let with_archived = matches!(query.include_archived.as_deref(), Some("true" | "1"));
-    let rows = engine.channels().list(&caller, with_archived).await?;
-    Ok(Reply::ok(rows.into_iter().map(|row| to_channel(caller.scope(), row)).collect()))
+    let (channels, scope) = (engine.channels().list(&caller, with_archived).await?, caller.scope());
+    ListReply::list(channels.map(move |row| to_channel(scope, row)))
 }
 
 /// Shows a channel and its members.
