@@ -6,6 +6,7 @@
 pub mod allocator;
 pub mod cost;
 mod environment;
+mod log_lines;
 pub mod metrics;
 mod otel;
 pub mod server;

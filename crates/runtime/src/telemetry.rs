@@ -10,9 +10,14 @@ use anyhow::{Context as _, Result};
 use opentelemetry::{global, trace::TracerProvider as _};
 use opentelemetry_otlp::WithTonicConfig as _;
 use opentelemetry_sdk::{propagation::TraceContextPropagator, trace::SdkTracerProvider};
-use tracing_subscriber::{Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+use tracing_subscriber::{
+    Layer as _, fmt::writer::BoxMakeWriter, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
-use crate::otel::{self, ExportTarget, TelemetryConfig};
+use crate::{
+    log_lines::LogLines,
+    otel::{self, ExportTarget, TelemetryConfig},
+};
 
 /// Time that an ending process waits for its last spans to be exported.
 const FLUSH_WITHIN: Duration = Duration::from_secs(2);
@@ -32,6 +37,16 @@ pub enum LogFormat {
 #[derive(Debug)]
 pub struct Guard {
     provider: Option<SdkTracerProvider>,
+    lines: Option<LogLines>,
+}
+
+/// Treatment of a stderr that takes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FullStderr {
+    /// Threads that log wait: no line is lost.
+    Wait,
+    /// Lines are dropped and counted: nothing waits for the reader of stderr.
+    Drop,
 }
 
 /// Starts logging in JSON and, if `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
@@ -43,21 +58,26 @@ pub struct Guard {
 /// # Errors
 /// If `RUST_LOG` or a variable of the exports is invalid, or a subscriber is already installed.
 pub fn init(service_name: &'static str) -> Result<Guard> {
-    init_with_format(service_name, LogFormat::Json)
+    init_with_format(service_name, LogFormat::Json, FullStderr::Wait)
 }
 
-/// [`init`] with log lines in a form of choice.
+/// [`init`] with log lines in a form of choice, and a choice for a stderr that takes nothing.
 ///
 /// # Errors
 /// As [`init`].
-pub fn init_with_format(service_name: &'static str, format: LogFormat) -> Result<Guard> {
+pub fn init_with_format(service_name: &'static str, format: LogFormat, full: FullStderr) -> Result<Guard> {
     global::set_text_map_propagator(TraceContextPropagator::new());
     let config = TelemetryConfig::read()?;
     let provider = config.traces.as_ref().map(|target| build_provider(service_name, target)).transpose()?;
     let spans = provider.as_ref().map(|provider| {
         tracing_opentelemetry::layer().with_tracer(provider.tracer("relay")).with_filter(config.filter())
     });
-    let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
+    let queue = match full {
+        FullStderr::Wait => None,
+        FullStderr::Drop => Some(LogLines::start(stderr()).context("start the thread that writes log lines")?),
+    };
+    let writer = queue.clone().map_or_else(|| BoxMakeWriter::new(stderr), BoxMakeWriter::new);
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines = match format {
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),
         LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
@@ -69,7 +89,7 @@ pub fn init_with_format(service_name: &'static str, format: LogFormat) -> Result
         .with(crate::cost::cost_layer())
         .try_init()
         .context("install the log subscriber")?;
-    Ok(Guard { provider })
+    Ok(Guard { provider, lines: queue })
 }
 
 /// Formats an error and its causes on one line, for the `error` field of a log line.
@@ -101,6 +121,9 @@ impl Drop for Guard {
             && let Err(error) = provider.shutdown_with_timeout(FLUSH_WITHIN)
         {
             tracing::warn!(%error, "failed to export the last spans");
+        }
+        if let Some(lines) = self.lines.take() {
+            lines.flush();
         }
     }
 }

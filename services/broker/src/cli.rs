@@ -2,8 +2,10 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
+use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 use relay_runtime::telemetry::LogFormat;
+use url::Url;
 
 use crate::agents::ReceiptPolicy;
 
@@ -119,6 +121,22 @@ pub(crate) struct Init {
     pub(crate) mcp_command: String,
 }
 
+impl Init {
+    /// Leaves empty entries of lists out, and refuses values that would only fail later.
+    pub(crate) fn checked(mut self) -> Result<Self> {
+        for list in [&mut self.channels, &mut self.spawn, &mut self.answer_gates, &mut self.default_channels] {
+            list.retain(|entry| !entry.trim().is_empty());
+        }
+        shell_words::split(&self.mcp_command).context("--mcp-command cannot be split into words")?;
+        if let Some(url) = self.engine_socket_url.as_deref().filter(|url| !url.is_empty()) {
+            let parsed = Url::parse(url).with_context(|| format!("--engine-socket-url {url} is no URL"))?;
+            let schemes = ["http", "https", "ws", "wss"];
+            ensure!(schemes.contains(&parsed.scheme()), "--engine-socket-url {url} is no URL of a socket");
+        }
+        Ok(self)
+    }
+}
+
 /// Arguments of `dump-pty`.
 #[derive(Debug, Args)]
 pub(crate) struct DumpPty {
@@ -201,4 +219,26 @@ pub(crate) struct Ack {
     /// Folder of the agent's ack files.
     #[arg(long, env = "AGENT_RELAY_ACK_DIR")]
     pub(crate) ack_dir: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(args: &[&str]) -> Result<Init> {
+        let command = Cli::parse_from([&["agent-relay-broker", "init"], args].concat()).command;
+        let Command::Init(settings) = command else { unreachable!("init was given") };
+        settings.checked()
+    }
+
+    #[test]
+    fn empty_entries_are_left_out_and_wrong_values_refused() {
+        let settings = checked(&["--spawn", "", "--default-channels", "a,,b", "--answer-gates", ""]).expect("valid");
+        assert!(settings.spawn.is_empty() && settings.answer_gates.is_empty());
+        assert_eq!(settings.default_channels, ["a", "b"]);
+        for wrong in [["--mcp-command", "npx 'open"], ["--engine-socket-url", "ftp://x"], ["--engine-socket-url", "x"]]
+        {
+            checked(&wrong).expect_err(wrong[1]);
+        }
+    }
 }

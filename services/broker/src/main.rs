@@ -29,14 +29,22 @@ mod startup;
 mod state;
 mod version;
 
-use std::process::ExitCode;
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+    sync::mpsc::sync_channel,
+    thread,
+    time::Duration,
+};
 
 use clap::Parser as _;
 
 use cli::{Cli, Command};
 
+/// A line for the terminal is given up after this time.
+const LINE_TIMEOUT: Duration = Duration::from_secs(1);
+
 #[tokio::main]
-#[expect(clippy::print_stderr, reason = "a command reports its error to the terminal")]
 async fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Init(settings) => startup::run(*settings).await,
@@ -51,8 +59,20 @@ async fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The last line of stderr is shown to the person who started it.
-            eprintln!("agent-relay-broker: {error:#}");
+            print_line(io::stderr(), format!("agent-relay-broker: {error:#}"));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Writes a line to a stream that may be closed or full: neither stops the broker.
+fn print_line(mut stream: impl Write + Send + 'static, line: String) {
+    let (written, wait) = sync_channel(1);
+    let writer = thread::Builder::new().name("print-line".to_owned()).spawn(move || {
+        let _ = writeln!(stream, "{line}").and_then(|()| stream.flush());
+        let _ = written.send(());
+    });
+    if writer.is_ok() {
+        let _ = wait.recv_timeout(LINE_TIMEOUT);
     }
 }

@@ -1,7 +1,7 @@
 //! [`ApiServer`]: the listen API, and the file that leads clients to it. It answers before the engine is joined.
 
 use std::{
-    io::Write as _,
+    io::stdout,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{Arc, OnceLock},
     time::Duration,
@@ -10,7 +10,11 @@ use std::{
 use anyhow::{Context as _, Result};
 use relay_runtime::metrics;
 use relay_tasks::TaskSet;
-use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
+use tokio::{
+    net::TcpListener,
+    task::{JoinHandle, spawn_blocking},
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -18,6 +22,7 @@ use crate::{
     cli::Init,
     events::Hub,
     lease::Lease,
+    print_line,
     state::{ConnectionFile, StateDirectory},
 };
 
@@ -68,8 +73,9 @@ impl ApiServer {
         });
         let server = axum::serve(listener, router(api.clone())).with_graceful_shutdown(closing.cancelled_owned());
         let server = tasks.spawn("api-server", log_failure(server.into_future()));
-        announce(&url);
+        // Before the line: a driver that has read it expects a broker that stays.
         let metrics_server = serve_metrics(settings, recorder, &api, tasks).await?;
+        announce(&url).await;
         Ok(Self {
             api,
             local_url: format!("http://{}", on_this_machine(address)),
@@ -124,13 +130,11 @@ async fn log_failure(server: impl Future<Output = std::io::Result<()>>) {
     }
 }
 
-/// Prints the line that drivers wait for. A closed stdout must not stop the broker.
-fn announce(url: &str) {
-    let mut stdout = std::io::stdout();
-    let printed = writeln!(stdout, "[agent-relay] API listening on {url}").and_then(|()| stdout.flush());
-    if let Err(error) = printed {
-        tracing::debug!(%error, "the address could not be printed");
-    }
+/// Prints the line that drivers wait for.
+async fn announce(url: &str) {
+    let line = format!("[agent-relay] API listening on {url}");
+    // It waits for a stdout that takes nothing, for a limited time.
+    let _ = spawn_blocking(move || print_line(stdout(), line)).await;
 }
 
 #[cfg(test)]

@@ -9,7 +9,11 @@ mod workspaces;
 use std::env;
 
 use anyhow::{Context as _, Result, bail};
-use relay_runtime::{metrics, shutdown::Shutdown, telemetry};
+use relay_runtime::{
+    metrics,
+    shutdown::Shutdown,
+    telemetry::{self, FullStderr},
+};
 use relay_tasks::TaskSet;
 
 use self::{api_server::ApiServer, joining::join_engine, local_state::LocalState, operation::Operation};
@@ -18,10 +22,11 @@ use crate::{cli::Init, clock, state::StateDirectory};
 /// Runs the broker until it is stopped.
 pub(crate) async fn run(settings: Init) -> Result<()> {
     clock::now();
+    let settings = settings.checked()?;
     if env::var_os("AGENT_RELAY_DISABLE_RELAYCAST").is_some() {
         bail!("AGENT_RELAY_DISABLE_RELAYCAST is set, and this broker does not work without an engine");
     }
-    let _telemetry = telemetry::init_with_format("agent-relay-broker", settings.log_format)?;
+    let _telemetry = telemetry::init_with_format("agent-relay-broker", settings.log_format, FullStderr::Drop)?;
     let recorder = metrics::install()?;
     // No other code in this program has chosen the crypto provider yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
