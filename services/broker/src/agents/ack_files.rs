@@ -1,27 +1,33 @@
 //! [`AckFolder`]: where one agent writes its ack files, and how they are read.
 
 use std::{
-    io::Read as _,
-    os::fd::AsFd as _,
+    io::{self, Read as _},
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use relay_pty::{Account, FileAccess};
-use relay_verification::ack_file::{MAX_ACK_FILE_BYTES, acks_folder};
-use rustix::fs::{self, FileType, Mode, OFlags};
+use relay_verification::ack_file::{MAX_ACK_FILE_BYTES, acks_folder, is_plain_file_name};
+use rustix::{
+    fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat},
+    io::Errno,
+};
 
-use crate::state::create_private_directory;
+use crate::clock;
 
 /// A file that was not accepted is removed after this time.
 const KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 
-/// Folder of one agent's ack files.
+/// Folder of one agent's ack files. A project may bring links in its place, so that every step to it is taken without
+/// following any, at each use: the agent may remove the folder and make it again.
 #[derive(Debug, Clone)]
 pub(super) struct AckFolder {
     working_directory: PathBuf,
-    folder: PathBuf,
+    /// Path of the folder below the working directory.
+    relative: String,
+    path: PathBuf,
     /// User of the agent, if not the broker's own. The user controls every path below the working directory, so they are
     /// followed with that user's rights only.
     account: Option<Arc<Account>>,
@@ -32,36 +38,34 @@ impl AckFolder {
     /// confirm by file.
     pub(super) fn create(working_directory: &Path, agent: &str, account: Option<Arc<Account>>) -> Option<Self> {
         let _access = account.as_ref().map(|account| account.file_access());
-        let folder = working_directory.join(acks_folder(agent));
-        match create_private_directory(&folder) {
-            Ok(()) => {
-                let created = Self { working_directory: working_directory.to_owned(), folder, account };
-                created.sweep();
-                Some(created)
-            }
-            Err(error) => {
-                tracing::info!(path = %folder.display(), %error, "the folder for ack files cannot be created");
-                None
-            }
+        let relative = acks_folder(agent);
+        let path = working_directory.join(&relative);
+        let made = make_folder(working_directory, &relative)
+            .and_then(|folder| fs::fchmod(&folder, Mode::RWXU).map_err(io::Error::from));
+        if let Err(error) = made {
+            tracing::info!(path = %path.display(), %error, "the folder for ack files cannot be created");
+            return None;
         }
+        let created = Self { working_directory: working_directory.to_owned(), relative, path, account };
+        created.sweep();
+        Some(created)
     }
 
     /// Path of the folder.
     pub(super) fn path(&self) -> &Path {
-        &self.folder
+        &self.path
     }
 
     /// Reads a file, given relative to the working directory. Links, other kinds of files, and files of other users
     /// are not opened or not read. Blocks.
     pub(super) fn read(&self, relative: &str) -> Option<Vec<u8>> {
         let _access = self.access();
+        let name = self.file_name(relative)?;
+        let folder = self.open().ok()?;
         // Not blocking: a named pipe without a writer would hang the open.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = fs::open(self.working_directory.join(relative), flags, Mode::empty()).ok()?;
-        let facts = fs::fstat(opened.as_fd()).ok()?;
-        let is_agents = self.account.as_ref().is_some_and(|account| account.uid() == facts.st_uid);
-        let is_own = is_agents || facts.st_uid == rustix::process::getuid().as_raw();
-        if FileType::from_raw_mode(facts.st_mode) != FileType::RegularFile || !is_own {
+        let opened = fs::openat(&folder, name, flags, Mode::empty()).ok()?;
+        if !self.is_agents_file(&fs::fstat(opened.as_fd()).ok()?) {
             return None;
         }
         let mut content = Vec::new();
@@ -70,35 +74,90 @@ impl AckFolder {
         Some(content)
     }
 
-    fn access(&self) -> Option<FileAccess> {
-        self.account.as_ref().map(|account| account.file_access())
+    /// Removes a file that was accepted. Blocks.
+    pub(super) fn remove(&self, relative: &str) {
+        let _access = self.access();
+        let Some(name) = self.file_name(relative) else { return };
+        let removed = self.open().and_then(|folder| Ok(fs::unlinkat(&folder, name, AtFlags::empty())?));
+        if let Err(error) = removed {
+            tracing::debug!(path = relative, %error, "an ack file could not be removed");
+        }
     }
 
-    /// Removes files of earlier agents that were never accepted. Blocks.
-    fn sweep(&self) {
-        let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
+    /// Removes files that were not accepted in time. What cannot be an ack file belongs to somebody else and stays.
+    /// Blocks.
+    pub(super) fn sweep(&self) {
+        let _access = self.access();
+        let Ok(folder) = self.open() else { return };
+        let Ok(entries) = Dir::read_from(&folder) else { return };
         for entry in entries.filter_map(Result::ok) {
-            let age = entry.metadata().ok().and_then(|facts| facts.modified().ok()?.elapsed().ok());
-            let is_file = entry.file_type().is_ok_and(|kind| !kind.is_dir());
-            if is_file && age.is_some_and(|age| age >= KEPT_FOR) {
+            let name = entry.file_name();
+            if !name.to_str().is_ok_and(is_plain_file_name) {
+                continue;
+            }
+            let Ok(facts) = fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let is_small = usize::try_from(facts.st_size).is_ok_and(|bytes| bytes <= MAX_ACK_FILE_BYTES);
+            if is_small && self.is_agents_file(&facts) && age(&facts).is_some_and(|age| age >= KEPT_FOR) {
                 // The next sweep comes to it again.
-                let _ = std::fs::remove_file(entry.path());
+                let _ = fs::unlinkat(&folder, name, AtFlags::empty());
             }
         }
     }
 
-    /// Removes a file that was accepted. Blocks.
-    pub(super) fn remove(&self, relative: &str) {
-        let _access = self.access();
-        let path = self.working_directory.join(relative);
-        if let Err(error) = std::fs::remove_file(&path) {
-            tracing::debug!(path = %path.display(), %error, "an ack file could not be removed");
-        }
+    fn open(&self) -> io::Result<OwnedFd> {
+        open_folder(&self.working_directory, &self.relative, |_, _| Ok(()))
     }
+
+    /// Name of a file that is directly in the folder.
+    fn file_name<'a>(&self, relative: &'a str) -> Option<&'a str> {
+        let name = relative.strip_prefix(&self.relative)?.strip_prefix('/')?;
+        is_plain_file_name(name).then_some(name)
+    }
+
+    /// Returns whether it is a regular file of the agent's user or the broker's.
+    fn is_agents_file(&self, facts: &Stat) -> bool {
+        let is_agents = self.account.as_ref().is_some_and(|account| account.uid() == facts.st_uid);
+        let is_own = is_agents || facts.st_uid == rustix::process::getuid().as_raw();
+        is_own && FileType::from_raw_mode(facts.st_mode) == FileType::RegularFile
+    }
+
+    fn access(&self) -> Option<FileAccess> {
+        self.account.as_ref().map(|account| account.file_access())
+    }
+}
+
+fn make_folder(working_directory: &Path, relative: &str) -> io::Result<OwnedFd> {
+    open_folder(working_directory, relative, |parent, name| match fs::mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    })
+}
+
+/// Opens a folder below another, step by step and without following links. `prepare` is called before each step.
+fn open_folder(
+    above: &Path,
+    relative: &str,
+    prepare: impl Fn(&OwnedFd, &str) -> io::Result<()>,
+) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut folder = fs::open(above, flags, Mode::empty())?;
+    for name in relative.split('/') {
+        prepare(&folder, name)?;
+        folder = fs::openat(&folder, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+    }
+    Ok(folder)
+}
+
+/// Time since the last change of a file's content.
+fn age(facts: &Stat) -> Option<Duration> {
+    let seconds = clock::unix_ms() / 1000 - facts.st_mtime;
+    u64::try_from(seconds).ok().map(Duration::from_secs)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[test]
@@ -118,5 +177,40 @@ mod tests {
         assert_eq!(folder.read(&at("d5")).map(|content| content.len()), Some(MAX_ACK_FILE_BYTES + 1));
         folder.remove(&at("d1"));
         assert!(folder.read(&at("d1")).is_none());
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_folder_is_not_followed() {
+        let elsewhere = tempfile::tempdir().expect("a folder");
+        for link in [".agent-relay", ".agent-relay/x", ".agent-relay/x/acks"] {
+            let home = tempfile::tempdir().expect("a folder");
+            let link = home.path().join(link);
+            std::fs::create_dir_all(link.parent().expect("a parent")).expect("a folder");
+            std::os::unix::fs::symlink(elsewhere.path(), link).expect("a link");
+            assert!(AckFolder::create(home.path(), "x", None).is_none());
+            assert_eq!(elsewhere.path().read_dir().expect("a folder").count(), 0, "nothing is created there");
+        }
+    }
+
+    #[test]
+    fn only_old_files_that_can_be_acks_are_swept() {
+        let home = tempfile::tempdir().expect("a folder");
+        let folder = AckFolder::create(home.path(), "x", None).expect("a folder");
+        let write = |name: &str, content: String| {
+            let file = std::fs::File::create(folder.path().join(name)).expect("a file");
+            (&file).write_all(content.as_bytes()).expect("room");
+            file
+        };
+        for (name, bytes) in [("d1", 10), ("large", MAX_ACK_FILE_BYTES + 1), (".hidden", 10)] {
+            let file = write(name, "x".repeat(bytes));
+            let now = file.metadata().and_then(|facts| facts.modified()).expect("a time");
+            file.set_modified(now - KEPT_FOR - Duration::from_secs(60)).expect("an age");
+        }
+        write("d2", "x".to_owned());
+        std::fs::create_dir(folder.path().join("d3")).expect("a folder");
+        folder.sweep();
+        let mut left: Vec<_> = folder.path().read_dir().expect("a folder").map(|e| e.expect("e").file_name()).collect();
+        left.sort();
+        assert_eq!(left, [".hidden", "d2", "d3", "large"]);
     }
 }
