@@ -131,3 +131,17 @@ async fn a_question_is_answered_only_where_the_operator_allows_it() -> Result<()
     assert!(metrics.contains("relay_node_ack_wait_seconds"), "{metrics}");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_pipe_in_place_of_a_project_file_delays_no_spawn_and_no_stop() -> Result<()> {
+    let programs = Programs::new("pipes").await?;
+    let project = programs.folder.path().join("project");
+    fs::create_dir_all(project.join(".planner"))?;
+    ensure!(Command::new("mkfifo").arg(project.join(".planner/mcp.json")).status()?.success());
+    programs.spawn("planner", "first", project).await?;
+    programs.spawn("planner", "second", programs.folder.path().to_owned()).await?;
+    assert!(programs.folder.path().join(".planner/mcp.json").exists(), "the other project has its servers");
+    let status = programs.scene.broker.terminate().await?;
+    assert_eq!(status.code(), Some(0), "{}", programs.scene.broker.log_tail(30));
+    Ok(())
+}

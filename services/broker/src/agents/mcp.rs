@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use super::{AgentHandle, Services};
-use crate::harness::{Harness, McpServer, RelayContext, node_server, relay_server};
+use crate::{
+    harness::{Harness, McpServer, RelayContext, node_server, relay_server},
+    state::ProjectPlace,
+};
 
 /// Servers of one agent: the published one for messages, and the broker's own.
 pub(super) fn mcp_servers(services: &Services, handle: &AgentHandle) -> Vec<McpServer> {
@@ -38,7 +41,8 @@ pub(super) async fn configure_servers(
 ) -> bool {
     let Some(harness) = harness.filter(|_| !handle.spec.skip_relay_prompt) else { return false };
     let Some(file) = &harness.mcp_file else { return harness.mcp.is_some() };
-    let (path, key) = (working_directory.join(&file.path), file.key.clone());
+    let place = ProjectPlace { project: working_directory.to_owned(), file: file.path.clone() };
+    let (shown, key) = (working_directory.join(&file.path), file.key.clone());
     let mut servers = mcp_servers(services, handle);
     // Agents of one project share the file, and only some have a result to hand in.
     for server in servers.iter_mut().filter(|server| server.name == McpServer::NODE) {
@@ -46,13 +50,7 @@ pub(super) async fn configure_servers(
     }
     let entries = file.entries(&servers);
     let (files, agent) = (services.project_files.clone(), handle.spec.name.clone());
-    let shown = path.clone();
-    let folder = working_directory.to_owned();
-    let added = tokio::task::spawn_blocking(move || {
-        anyhow::ensure!(folder.is_dir(), "the working directory does not exist");
-        files.add(&agent, &path, &key, &entries)
-    })
-    .await;
+    let added = tokio::task::spawn_blocking(move || files.add(&agent, &place, &key, &entries)).await;
     let problem = match added {
         Ok(Ok(())) => return true,
         Ok(Err(error)) => format!("{error:#}"),

@@ -3,14 +3,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    io::{self, Write as _},
+    fs::{self, File},
+    io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use relay_pty::Account;
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -53,6 +57,33 @@ struct Record {
     files: BTreeMap<PathBuf, ProjectFile>,
 }
 
+/// Place of a file in a project, which may have links.
+#[derive(Debug, Clone)]
+pub(crate) struct ProjectPlace {
+    pub(crate) project: PathBuf,
+    /// Path below the project.
+    pub(crate) file: String,
+}
+
+impl ProjectPlace {
+    /// Path of the file without links. One that is led out of the project is refused: it is no file of the project.
+    fn find(&self) -> Result<PathBuf> {
+        let project = self.project.canonicalize().context("open the project")?;
+        let mut known = project.join(&self.file);
+        let mut missing = Vec::new();
+        // The file and folders above it may not be there yet.
+        while known.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+            && let Some(name) = known.file_name()
+        {
+            missing.push(name.to_owned());
+            known.pop();
+        }
+        let found = known.canonicalize().with_context(|| format!("follow {}", known.display()))?;
+        ensure!(found.starts_with(&project), "{} leads out of the project", known.display());
+        Ok(missing.into_iter().rev().fold(found, |path, name| path.join(name)))
+    }
+}
+
 impl ProjectFiles {
     /// Reads the record and restores what the previous broker has left.
     ///
@@ -69,11 +100,15 @@ impl ProjectFiles {
         Ok(Self { record, account, files: Mutex::default() })
     }
 
-    /// Merges entries below `key` into a file for an agent. An entry of that name that a person has written stays. Blocks.
+    /// Merges entries below `key` into a file of a project for an agent. An entry of that name that a person has written
+    /// stays. Blocks.
     ///
     /// # Errors
-    /// If the file is no JSON object that can be merged, or cannot be written; it is unchanged then.
-    pub(crate) fn add(&self, agent: &str, path: &Path, key: &str, entries: &Map<String, Value>) -> Result<()> {
+    /// If the file is outside of the project, no JSON object that can be merged, or cannot be written; it is unchanged
+    /// then.
+    pub(crate) fn add(&self, agent: &str, place: &ProjectPlace, key: &str, entries: &Map<String, Value>) -> Result<()> {
+        let path = with_rights(self.account.as_deref(), || place.find())?;
+        let path = path.as_path();
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = files.get_mut(path) {
             file.agents.insert(agent.to_owned());
@@ -117,15 +152,19 @@ impl ProjectFiles {
     }
 }
 
+/// Reads a regular file. A pipe would hang every spawn, a device would fill the memory.
 fn read(path: &Path) -> Result<Option<String>> {
-    match fs::read(path) {
-        Ok(bytes) => {
-            ensure!(bytes.len() <= MAX_BYTES, "it is above 1 MiB");
-            Ok(Some(String::from_utf8(bytes).context("it is not text")?))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).context("read it"),
-    }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(opened) => File::from(opened),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error).context("open it"),
+    };
+    ensure!(file.metadata().context("look at it")?.is_file(), "it is no regular file");
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).context("read it")?;
+    ensure!(bytes.len() <= MAX_BYTES, "it is above 1 MiB");
+    Ok(Some(String::from_utf8(bytes).context("it is not text")?))
 }
 
 /// The content with the entries that are not there, and their names. `None` if all are there.
@@ -200,9 +239,8 @@ fn without(current: &str, file: &ProjectFile) -> Result<Option<String>> {
     Ok(is_needed.then(|| format!("{:#}\n", Value::Object(content))))
 }
 
-/// Replaces a file in one step and keeps its permissions. A link is followed.
+/// Replaces a file in one step and keeps its permissions.
 fn replace(path: &Path, content: &str) -> io::Result<()> {
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::create_dir_all(folder)?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
@@ -210,11 +248,13 @@ fn replace(path: &Path, content: &str) -> io::Result<()> {
     if let Ok(known) = path.metadata() {
         file.as_file().set_permissions(known.permissions())?;
     }
-    file.persist(&path).map(drop).map_err(|error| error.error)
+    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use serde_json::json;
 
     use super::*;
@@ -249,9 +289,38 @@ mod tests {
         }
 
         fn add(&self, agent: &str) -> Result<()> {
-            let entries = json!({ "relay-node": { "command": "x" } });
-            self.files.add(agent, &self.path(), "mcpServers", entries.as_object().expect("an object"))
+            self.add_at(agent, ".cursor/mcp.json")
         }
+
+        fn add_at(&self, agent: &str, file: &str) -> Result<()> {
+            let entries = json!({ "relay-node": { "command": "x" } });
+            let place = ProjectPlace { project: self.folder.path().to_owned(), file: file.to_owned() };
+            self.files.add(agent, &place, "mcpServers", entries.as_object().expect("an object"))
+        }
+    }
+
+    #[test]
+    fn pipes_devices_and_links_out_of_the_project_are_left_alone() {
+        let project = Project::new();
+        let outside = tempfile::NamedTempFile::new().expect("a file");
+        fs::write(outside.path(), "{}").expect("room");
+        let at = |name: &str| project.folder.path().join(name);
+        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, Mode::RWXU, 0).expect("a pipe");
+        let links = [("device", Path::new("/dev/zero")), ("link", outside.path()), ("dangling", Path::new("/no/file"))];
+        for (name, target) in links {
+            symlink(target, at(name)).expect("a link");
+        }
+        symlink(outside.path().parent().expect("a folder"), at("folder")).expect("a link");
+        fs::write(at("inside"), "{}").expect("room");
+        symlink(at("inside"), at("inner")).expect("a link");
+        for odd in ["pipe", "device", "link", "dangling", "folder/new.json"] {
+            project.add_at("ada", odd).expect_err(odd);
+        }
+        assert_eq!(fs::read_to_string(outside.path()).expect("a file"), "{}");
+        project.add_at("ada", "inner").expect("a link within the project");
+        assert!(fs::read_to_string(at("inside")).expect("a file").contains("relay-node"));
+        project.files.remove("ada");
+        assert_eq!(fs::read_to_string(at("inner")).expect("a file"), "{}");
     }
 
     #[test]
