@@ -12,7 +12,7 @@ use super::{
 use crate::{
     clock,
     engine::{Engine, Request},
-    events::Event,
+    events::{Event, Proven},
     injection::{Failure, Settlement},
     insight::{DeadLetter, Outcome},
     mailbox::{Message, Origin},
@@ -131,7 +131,11 @@ impl AgentTask {
             attempts: failure.attempts,
             failed_at_ms: clock::unix_ms(),
         });
-        self.publish(&Event::DeliveryFailed { delivery: reference(message), reason });
+        self.publish(&Event::DeliveryFailed {
+            delivery: reference(message),
+            reason,
+            proven: Proven::injected(failure.attempts),
+        });
         self.publish(&Event::MessageDeliveryFailed {
             delivery: reference(message),
             from: message.author.name.clone(),

@@ -1,6 +1,6 @@
 //! The kinds of events and their fields.
 
-use relay_verification::Level;
+use relay_verification::{Level, channel::INJECTED_METHOD};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -94,7 +94,8 @@ pub(crate) enum Event {
     DeliveryInjected {
         #[serde(flatten)]
         delivery: DeliveryRef,
-        attempt: u32,
+        #[serde(flatten)]
+        proven: Proven,
     },
     DeliveryAck {
         #[serde(flatten)]
@@ -127,16 +128,22 @@ pub(crate) enum Event {
         #[serde(flatten)]
         delivery: DeliveryRef,
         pattern: String,
+        #[serde(flatten)]
+        proven: Proven,
     },
     DeliveryRetry {
         #[serde(flatten)]
         delivery: DeliveryRef,
         attempts: u32,
+        #[serde(flatten)]
+        proven: Proven,
     },
     DeliveryFailed {
         #[serde(flatten)]
         delivery: DeliveryRef,
         reason: &'static str,
+        #[serde(flatten)]
+        proven: Proven,
     },
     DeliveryDropped {
         count: usize,
@@ -214,6 +221,13 @@ pub(crate) struct Proven {
     pub(crate) level: Level,
     pub(crate) confidence: &'static str,
     pub(crate) method: &'static str,
+}
+
+impl Proven {
+    /// For a message of which nothing is known but that it was handed over, in this attempt.
+    pub(crate) fn injected(attempt: u32) -> Self {
+        Self { attempt, level: Level::Injected, confidence: INJECTED_METHOD, method: INJECTED_METHOD }
+    }
 }
 
 /// An error, nested as published drivers expect it.

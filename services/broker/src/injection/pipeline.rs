@@ -20,6 +20,7 @@ use super::{
     line::TypedLine,
     outstanding::Outstanding,
     reminder::Reminder,
+    verdict::Finished,
 };
 use crate::mailbox::{Message, Origin, Urgency};
 
@@ -83,6 +84,16 @@ pub(crate) struct ScreenFacts {
     pub(crate) has_suggestion: bool,
 }
 
+/// What a process leaves to the next one.
+#[derive(Debug)]
+pub(crate) struct Unfinished {
+    /// Messages that were typed, in their order. They come before those that wait.
+    pub(crate) typed: Vec<Message>,
+    pub(crate) waiting: Vec<Message>,
+    pub(crate) learned: Learned,
+    pub(crate) mode: DeliveryMode,
+}
+
 #[derive(Debug)]
 struct Waiting {
     message: Message,
@@ -103,10 +114,12 @@ pub(crate) struct Pipeline {
     /// So many of `waiting` may be typed in manual mode.
     released: usize,
     pub(super) outstanding: Vec<Outstanding>,
-    /// Delivery and event ids of the last messages that have failed.
-    pub(super) failed: VecDeque<(String, String)>,
+    /// The last deliveries that are over.
+    pub(super) finished: VecDeque<Finished>,
     /// The injection that was handed to the terminal and is not written.
     pub(super) writing: Option<u64>,
+    /// The injection that the terminal had no room for, and the instant at which it is handed over again.
+    pub(super) refused: Option<(Timestamp, TypeRequest)>,
     next_key: u64,
     pub(super) gate: InjectionGate,
     pub(super) hold: OutputHold,
@@ -136,8 +149,9 @@ impl Pipeline {
             waiting: VecDeque::new(),
             released: 0,
             outstanding: Vec::new(),
-            failed: VecDeque::new(),
+            finished: VecDeque::new(),
             writing: None,
+            refused: None,
             next_key: 0,
             gate: InjectionGate::new(),
             hold: OutputHold::new(),
@@ -159,6 +173,11 @@ impl Pipeline {
             Origin::Task | Origin::Continuity => self.own.push_back(waiting),
             Origin::Engine | Origin::ActionResult | Origin::Redelivered => self.waiting.push_back(waiting),
         }
+    }
+
+    /// Returns whether notes of an earlier session wait to be typed.
+    pub(crate) fn has_waiting_notes(&self) -> bool {
+        self.own.iter().any(|waiting| waiting.message.origin == Origin::Continuity)
     }
 
     /// The program takes input from now on.
@@ -227,6 +246,7 @@ impl Pipeline {
     /// Does everything that is due, with the terminal as it is now.
     pub(crate) fn poll(&mut self, now: Timestamp, screen: &ScreenFacts) -> Vec<Effect> {
         let mut effects = self.judge_due(now, screen);
+        effects.extend(self.take_refused(now).map(Effect::Type));
         self.start_next(now, screen, &mut effects);
         effects
     }
@@ -249,11 +269,14 @@ impl Pipeline {
     /// Instant at which [`Self::poll`] has work again, if nothing happens before.
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
         let ends = self.outstanding.iter().filter_map(|outstanding| {
-            let state = outstanding.delivery.state();
             let end = outstanding.delivery.attempt().map(relay_verification::attempt::Attempt::signals_end_at);
-            if state.is_final() { end } else { outstanding.delivery.next_deadline() }
+            let is_being_written = self.writing == Some(outstanding.key);
+            match outstanding.delivery.state().is_final() {
+                true => end.filter(|_| !is_being_written),
+                false => outstanding.delivery.next_deadline(),
+            }
         });
-        ends.chain(self.starts_at).min()
+        ends.chain(self.starts_at).chain(self.refused.as_ref().map(|(due, _)| *due)).min()
     }
 
     /// Returns whether a delivery waits for a condition of the screen, which has to be looked at from time to time.
@@ -386,18 +409,17 @@ impl Pipeline {
         });
     }
 
-    /// The process has ended. Returns its messages without an outcome in their order: first those that were typed, then
-    /// those that waited.
-    pub(crate) fn end(mut self) -> (Vec<Message>, Learned, DeliveryMode) {
-        let mut messages = Vec::new();
+    /// The process has ended. Returns its messages without an outcome.
+    pub(crate) fn end(mut self) -> Unfinished {
+        let mut typed = Vec::new();
         for outstanding in &mut self.outstanding {
             // A message that was echoed and not submitted did not reach the program.
             if outstanding.delivery.agent_ended().is_some() || !outstanding.held_back.is_empty() {
-                messages.push(outstanding.message.clone());
+                typed.push(outstanding.message.clone());
             }
         }
-        messages.extend(self.own.into_iter().chain(self.waiting).map(|waiting| waiting.message));
-        (messages, self.learned, self.mode)
+        let waiting = self.own.into_iter().chain(self.waiting).map(|waiting| waiting.message).collect();
+        Unfinished { typed, waiting, learned: self.learned, mode: self.mode }
     }
 }
 

@@ -8,8 +8,8 @@ use crate::harness::ReadyRule;
 
 /// Text by which a program says that it is ready.
 const READY_MARK: &str = "->pty:ready";
-/// Ends of a prompt, with or without the blank behind it.
-const PROMPTS: [&str; 8] = ["$", ">", ">>>", "#", "%", "›", "❯", "$ "];
+/// Ends of a prompt. Without the blank the characters of the shells also end other text, such as `50%`.
+const PROMPTS: [&str; 8] = ["$ ", "> ", "# ", "% ", "›", "› ", "❯", "❯ "];
 /// Programs without an entry are ready after so much output.
 const ENOUGH_OUTPUT: u64 = 500;
 /// Programs without an entry are ready when they have been silent for so long; `cat` says nothing at all.
@@ -83,8 +83,7 @@ impl Readiness {
 
 /// Returns whether the text up to the cursor ends in a prompt. The row is not trimmed: `$ ` is one.
 pub(crate) fn ends_in_prompt(before_cursor: &str) -> bool {
-    let row = before_cursor.strip_suffix(' ').unwrap_or(before_cursor);
-    PROMPTS.iter().any(|prompt| row.ends_with(prompt))
+    PROMPTS.iter().any(|prompt| before_cursor.ends_with(prompt))
 }
 
 #[cfg(test)]
@@ -97,7 +96,22 @@ mod tests {
 
     #[test]
     fn a_program_without_an_entry_is_ready_at_a_prompt_or_in_silence() {
-        for (row, ready) in [("user@host:~$ ", true), (">>> ", true), ("❯", true), ("loading", false), ("", false)] {
+        let rows = [
+            ("user@host:~$ ", true),
+            (">>> ", true),
+            ("~> ", true),
+            ("root# ", true),
+            ("zsh% ", true),
+            ("❯", true),
+            ("› ", true),
+            ("loading", false),
+            ("load 50%", false),
+            ("cost 5$", false),
+            ("a>", false),
+            ("issue #", false),
+            ("", false),
+        ];
+        for (row, ready) in rows {
             let readiness = Readiness::new(at(0), None);
             assert_eq!(readiness.judge(at(10), "", row).is_some(), ready, "{row:?}");
         }

@@ -5,7 +5,7 @@ use relay_verification::{
     strategy::{Learned, Strategy},
 };
 
-use super::{DeliveryMode, Effect, Lead, Pipeline, Profile, ScreenFacts};
+use super::{AckAnswer, DeliveryMode, Effect, Lead, Pipeline, Profile, ScreenFacts};
 use crate::{
     events::Event,
     mailbox::{Author, Message, Origin, Urgency},
@@ -125,6 +125,9 @@ fn a_mute_program_gets_one_copy_that_is_settled_unverified() {
     assert!(scene.step(2000).is_empty());
     assert_eq!(scene.log, ["type 1", "verdict timeout_fallback", "settle evt_1"]);
     assert_eq!(scene.pipeline.unsettled_count(), 0);
+    assert!(scene.step(60_000).is_empty());
+    let answers = [Some("del_1"), Some("del_2")].map(|id| scene.pipeline.on_ack(at(60_000), id, None).0);
+    assert_eq!(answers, [AckAnswer::Accepted, AckAnswer::NotFound], "what was settled lately is known");
 }
 
 #[test]
@@ -184,8 +187,9 @@ fn messages_without_an_outcome_outlive_the_process() {
     let first = scene.step(0);
     scene.output(10, &format!("{}\r\n> ", first[0]));
     scene.step(200);
-    let (left, _, _) = scene.pipeline.end();
-    assert_eq!(left.iter().map(|message| message.seq).collect::<Vec<_>>(), [Some(2), Some(3)]);
+    let left = scene.pipeline.end();
+    assert_eq!(left.typed.iter().map(|message| message.seq).collect::<Vec<_>>(), [Some(2)]);
+    assert_eq!(left.waiting.iter().map(|message| message.seq).collect::<Vec<_>>(), [Some(3)]);
 }
 
 #[test]
@@ -212,7 +216,7 @@ fn a_message_whose_enter_was_not_written_outlives_the_process() {
     let (key, text) = scene.note(effects).remove(0);
     scene.pipeline.on_began(key, at(0));
     scene.output(10, &format!("{text}\r\n"));
-    assert_eq!(scene.pipeline.end().0.len(), 1);
+    assert_eq!(scene.pipeline.end().typed.len(), 1);
 }
 
 #[test]
@@ -250,4 +254,56 @@ fn a_suggestion_is_waited_for_and_dismissed() {
     assert_eq!(scene.pipeline.next_deadline(), Some(at(500)));
     let effects = scene.pipeline.poll(at(10_000), &suggested);
     assert!(matches!(effects.as_slice(), [.., Effect::Type(request)] if request.lead == Lead::Dismiss));
+}
+
+/// Types the first message without its end.
+fn begin_write(scene: &mut Scene) -> u64 {
+    let effects = scene.pipeline.poll(at(0), &ScreenFacts::default());
+    let (key, _) = scene.note(effects).remove(0);
+    scene.pipeline.on_began(key, at(0));
+    key
+}
+
+#[test]
+fn a_message_that_fails_while_its_write_stalls_lets_the_next_one_through() {
+    let mut scene = Scene::new("claude", &[message(1, "one"), message(2, "two")]);
+    let key = begin_write(&mut scene);
+    assert!(scene.step(15_000).is_empty());
+    assert!(scene.step(16 * 60_000).is_empty(), "the first one is being written");
+    assert_eq!(scene.log, ["type 1", "fail 1"]);
+    let (answer, _) = scene.pipeline.on_ack(at(16 * 60_000), Some("del_1"), None);
+    assert_eq!(answer, AckAnswer::Failed);
+    scene.pipeline.on_written(key, at(17 * 60_000));
+    assert_eq!(scene.step(17 * 60_000 + 10_000).len(), 1);
+}
+
+#[test]
+fn a_message_that_is_verified_while_its_second_write_stalls_lets_the_next_one_through() {
+    let mut scene = Scene::new("claude", &[message(1, "one")]);
+    scene.step(0);
+    assert!(scene.step(15_000).is_empty());
+    let rested = ScreenFacts { at_prompt_since: Some(at(15_500)), ..ScreenFacts::default() };
+    let effects = scene.pipeline.poll(at(16_500), &rested);
+    let (key, _) = scene.note(effects).remove(0);
+    scene.pipeline.enqueue(message(2, "two"));
+    let (_, effects) = scene.pipeline.on_ack(at(16_600), Some("del_1"), None);
+    scene.note(effects);
+    assert!(scene.step(120_000).is_empty());
+    assert_eq!(scene.pipeline.next_deadline(), None, "nothing but the write is waited for");
+    scene.pipeline.on_began(key, at(120_001));
+    scene.pipeline.on_written(key, at(120_002));
+    assert_eq!(scene.step(130_000).len(), 1);
+}
+
+#[test]
+fn an_injection_without_room_is_handed_over_again() {
+    let mut scene = Scene::new("cat", &[message(1, "one"), message(2, "two")]);
+    let effects = scene.pipeline.poll(at(0), &ScreenFacts::default());
+    let typed = effects.into_iter().find(|effect| matches!(effect, Effect::Type(_)));
+    let refused = typed.and_then(|effect| if let Effect::Type(request) = effect { Some(request) } else { None });
+    scene.pipeline.on_refused(at(0), refused.expect("a request"));
+    assert_eq!(scene.pipeline.next_deadline(), Some(at(1000)));
+    assert!(scene.step(999).is_empty());
+    assert_eq!(scene.step(1000), ["Relay message from bob in #room [evt_1]: one"]);
+    assert_eq!(scene.step(4000), ["Relay message from bob in #room [evt_2]: two"]);
 }

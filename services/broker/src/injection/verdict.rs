@@ -1,5 +1,7 @@
 //! Judgement of what was typed: writes, output, signals and time.
 
+use std::time::Duration;
+
 use relay_verification::{
     Channel, Timestamp,
     ack_file::{AckFile, AckFileRejection},
@@ -10,14 +12,28 @@ use relay_verification::{
 };
 
 use super::{
-    effect::{Effect, Failure, Settlement},
+    effect::{Effect, Failure, Settlement, TypeRequest},
     outstanding::Outstanding,
     pipeline::{Pipeline, ScreenFacts},
 };
-use crate::{events::Event, mailbox::Origin, metric_names};
+use crate::{
+    events::{Event, Proven},
+    mailbox::Origin,
+    metric_names,
+};
 
-/// Failed deliveries that are remembered for late acks.
-const MOST_FAILED: usize = 64;
+/// Finished deliveries that are remembered for late acks.
+const MOST_FINISHED: usize = 512;
+/// Pause before an injection that the terminal had no room for is handed over again.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+
+/// A delivery for which no signal counts any more.
+#[derive(Debug)]
+pub(super) struct Finished {
+    delivery_id: String,
+    event_id: String,
+    has_failed: bool,
+}
 
 /// A delivery that was looked up by an agent's ack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,21 +52,30 @@ impl Pipeline {
         let Some(index) = self.index_of(key) else { return };
         let outstanding = &mut self.outstanding[index];
         // If an ack came between the request and the write, the text is typed all the same and changes nothing.
-        if !outstanding.delivery.begin_attempt(at) {
-            return;
+        if outstanding.delivery.begin_attempt(at) {
+            let ends_at = outstanding.delivery.attempt().map_or(at, Attempt::echo_ends_at);
+            if let Some(watch) = outstanding.watch.take() {
+                self.echo.end(watch);
+            }
+            outstanding.watch = self.echo.begin(&outstanding.typed.expected, at, ends_at);
+            self.gate.started(at);
+            self.hold.injected(at);
         }
-        let ends_at = outstanding.delivery.attempt().map_or(at, Attempt::echo_ends_at);
-        if let Some(watch) = outstanding.watch.take() {
-            self.echo.end(watch);
-        }
-        outstanding.watch = self.echo.begin(&outstanding.typed.expected, at, ends_at);
-        self.gate.started(at);
-        self.hold.injected(at);
         if let Some(written_at) = outstanding.written_at.take() {
             outstanding.delivery.enter_written(written_at.max(at));
             self.gate.entered(written_at.max(at));
             self.writing = None;
         }
+    }
+
+    /// The terminal has no room for an injection now: it is handed over again later.
+    pub(crate) fn on_refused(&mut self, now: Timestamp, request: TypeRequest) {
+        self.refused = Some((now + REFUSED_PAUSE, request));
+    }
+
+    /// Takes the refused injection whose pause is over.
+    pub(super) fn take_refused(&mut self, now: Timestamp) -> Option<TypeRequest> {
+        self.refused.take_if(|(due, _)| *due <= now).map(|(_, request)| request)
     }
 
     /// Text and Enter of an injection were taken by the terminal.
@@ -71,8 +96,8 @@ impl Pipeline {
         let held_back = std::mem::take(&mut outstanding.held_back);
         let delivery = outstanding.reference();
         let is_task = outstanding.message.origin == Origin::Task;
-        let mut effects =
-            vec![Effect::Publish(Box::new(Event::DeliveryInjected { delivery, attempt: attempt.max(1) }))];
+        let proven = Proven { attempt: attempt.max(1), ..outstanding.proven() };
+        let mut effects = vec![Effect::Publish(Box::new(Event::DeliveryInjected { delivery, proven }))];
         if is_task && attempt <= 1 {
             effects.push(Effect::TaskTyped);
         }
@@ -116,17 +141,23 @@ impl Pipeline {
                 && event_id.is_none_or(|id| outstanding.message.event_id == id)
         };
         match self.outstanding.iter().position(is_named) {
-            Some(index) => (AckAnswer::Accepted, self.signal(index, at, Channel::Mcp)),
+            Some(index) => {
+                let has_failed = self.outstanding[index].delivery.state() == DeliveryState::Failed;
+                let answer = if has_failed { AckAnswer::Failed } else { AckAnswer::Accepted };
+                (answer, self.signal(index, at, Channel::Mcp))
+            }
             None => (self.answer_finished(delivery_id, event_id), Vec::new()),
         }
     }
 
     fn answer_finished(&self, delivery_id: Option<&str>, event_id: Option<&str>) -> AckAnswer {
-        let has_failed = self.failed.iter().any(|(delivery, event)| {
-            delivery_id.is_none_or(|id| id == delivery) && event_id.is_none_or(|id| id == event)
-        });
-        if !has_failed {
-            return AckAnswer::NotFound;
+        let is_named = |finished: &&Finished| {
+            delivery_id.is_none_or(|id| id == finished.delivery_id) && event_id.is_none_or(|id| id == finished.event_id)
+        };
+        match self.finished.iter().rev().find(is_named) {
+            None => return AckAnswer::NotFound,
+            Some(finished) if !finished.has_failed => return AckAnswer::Accepted,
+            Some(_) => {}
         }
         let reason = IgnoredSignal::AfterFailure.as_str();
         metrics::counter!(metric_names::SIGNALS_IGNORED, "reason" => reason).increment(1);
@@ -224,17 +255,21 @@ impl Pipeline {
 
     fn forget_finished(&mut self, now: Timestamp) -> Vec<Effect> {
         let mut effects = Vec::new();
-        for outstanding in self.outstanding.extract_if(.., |outstanding| outstanding.is_over(now)) {
+        // The one that is being written stays: the end of its write opens the way for the next.
+        let writing = self.writing;
+        let is_over = |outstanding: &mut Outstanding| Some(outstanding.key) != writing && outstanding.is_over(now);
+        for outstanding in self.outstanding.extract_if(.., is_over) {
             if let Some(watch) = outstanding.watch {
                 self.echo.end(watch);
             }
-            if outstanding.delivery.state() == DeliveryState::Failed {
-                if self.failed.len() == MOST_FAILED {
-                    self.failed.pop_front();
-                }
-                let message = &outstanding.message;
-                self.failed.push_back((message.delivery_id.clone(), message.event_id.clone()));
+            if self.finished.len() == MOST_FINISHED {
+                self.finished.pop_front();
             }
+            self.finished.push_back(Finished {
+                delivery_id: outstanding.message.delivery_id,
+                event_id: outstanding.message.event_id,
+                has_failed: outstanding.delivery.state() == DeliveryState::Failed,
+            });
             self.learned.record(outstanding.record);
             effects.push(Effect::Record(outstanding.record));
         }
@@ -254,8 +289,8 @@ impl Pipeline {
     fn on_activity(&mut self, key: u64, at: Timestamp, pattern: String) -> Vec<Effect> {
         let Some(index) = self.index_of(key) else { return Vec::new() };
         let mut effects = self.signal(index, at, Channel::Activity);
-        let delivery = self.outstanding[index].reference();
-        let active = Effect::Publish(Box::new(Event::DeliveryActive { delivery, pattern }));
+        let (delivery, proven) = (self.outstanding[index].reference(), self.outstanding[index].proven());
+        let active = Effect::Publish(Box::new(Event::DeliveryActive { delivery, pattern, proven }));
         effects.extend(self.outstanding[index].hold_back(vec![active]));
         effects
     }
@@ -298,8 +333,9 @@ impl Pipeline {
             DeliveryEffect::Reinject { attempt } => {
                 self.gate.pause.attempt_failed();
                 self.judged(is_last);
-                let delivery = self.outstanding[index].reference();
-                vec![Effect::Publish(Box::new(Event::DeliveryRetry { delivery, attempts: attempt }))]
+                let (delivery, proven) = (self.outstanding[index].reference(), self.outstanding[index].proven());
+                let proven = Proven { attempt, ..proven };
+                vec![Effect::Publish(Box::new(Event::DeliveryRetry { delivery, attempts: attempt, proven }))]
             }
             DeliveryEffect::Held => {
                 self.gate.pause.unverified();
@@ -376,6 +412,6 @@ fn settle(
     vec![Effect::Publish(Box::new(ack)), Effect::Publish(Box::new(verdict)), Effect::Settle(Box::new(settlement))]
 }
 
-fn millis(duration: std::time::Duration) -> u64 {
+fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
