@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::{SinkExt as _, StreamExt as _};
+use relay_testkit::node::{BrokerSpec, NodeBroker};
 use relay_testkit::wait;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -120,6 +121,36 @@ async fn hosted_agents_keep_their_mail_when_a_runner_leaves() -> Result<()> {
     runner.ask("deregister_node", json!({})).await?;
     scene.sender.dm("worker", "message-1").await?.success()?;
     scene.wait_for("worker", &agent, &["message-1".to_owned()], 1).await
+}
+
+#[tokio::test]
+async fn a_manifest_that_the_engine_refuses_later_takes_the_node_not_offline() -> Result<()> {
+    let (scene, proxy) = Scene::behind_proxy("refusing").await?;
+    let agent = scene.spawn("worker", "cooked", &[]).await?;
+    let folder = tempfile::tempdir()?;
+    let gateway = relay_testkit::shared().await.any_gateway();
+    let other = BrokerSpec::new(gateway, scene.workspace.token(), "taken", folder.path())?;
+    let other = NodeBroker::start(&other).await?;
+    other.wait_connected().await?;
+    let mut runner = Runner::connect(&scene).await?;
+    proxy.cut();
+    wait::until_ok("the node to be offline", SOON, || async {
+        let health = scene.broker.call_with("GET", "/health", &[]).await?.body;
+        ensure!(health["relaycastConnected"] == false, "{health}");
+        anyhow::Ok(())
+    })
+    .await?;
+    let pending = runner.ask("register_node", manifest("taken")).await?;
+    assert_eq!(pending["payload"]["result"], json!({ "registered": true, "pending": true }), "{pending}");
+    proxy.restore();
+    scene.sender.dm("worker", "message-1").await?.success()?;
+    scene.wait_for("worker", &agent, &["message-1".to_owned()], 1).await?;
+    let closed = runner.next().await;
+    assert!(closed.is_err_and(|error| error.to_string().contains("refused")));
+    let mut again = Runner::connect(&scene).await?;
+    let refused = again.ask("register_node", manifest("taken")).await?;
+    assert_eq!(refused["payload"]["code"], "node_name_conflict", "{refused}");
+    Ok(())
 }
 
 #[tokio::test]

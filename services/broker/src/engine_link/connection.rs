@@ -1,10 +1,13 @@
 //! [`Connection`]: one node socket from its registration to its end.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use futures::{SinkExt as _, StreamExt as _, stream::SplitStream};
 use relay_wire::nodes::{
-    engine_frame::{self, Deliver, EngineFrame},
+    engine_frame::{self, Deliver, EngineFrame, ErrorReply},
     frame::{Ack, AgentDeregister, InboundFrame, Inventory, encode_from_node},
     replies::RegisteredAgent,
 };
@@ -19,12 +22,17 @@ use tokio_tungstenite::tungstenite::{Message, protocol::CloseFrame, protocol::fr
 use super::{
     dial::Socket,
     link::{HostRequest, LinkRequest, LinkShared, LinkState},
+    manifest::Manifest,
     pending::{Pending, Waiting},
+    repeats::Repeats,
     task::LinkSettings,
 };
 use crate::{
     clock,
+    events::{Event, Hub},
+    insight::count_dropped,
     mailbox::{FrameAnswer, read_receipt},
+    metric_names,
 };
 
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,10 +42,6 @@ const INVENTORY_EVERY: Duration = Duration::from_secs(60);
 const SILENCE: Duration = Duration::from_secs(48);
 /// Acks that come within this time are written together.
 const ACK_DELAY: Duration = Duration::from_millis(20);
-/// A missing predecessor is waited for so long before the engine is asked to repeat.
-const GAP_PATIENCE: Duration = Duration::from_secs(10);
-/// Connections are renewed for missing frames at most so often.
-const RENEWAL_EVERY: Duration = Duration::from_secs(30);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Frames that wait to be written. A socket that lets more pile up is given up.
 const OUTBOX: usize = 4096;
@@ -56,6 +60,7 @@ pub(super) enum End {
 
 pub(super) struct Connection<'a> {
     own_agent_id: &'a str,
+    hub: &'a Hub,
     invocations: &'a mpsc::Sender<engine_frame::ActionInvoke>,
     shared: &'a Arc<LinkShared>,
     requests: &'a mut mpsc::Receiver<LinkRequest>,
@@ -66,10 +71,9 @@ pub(super) struct Connection<'a> {
     last_inbound: Instant,
     last_heartbeat: Instant,
     last_inventory: Instant,
-    gap_since: Option<Instant>,
+    repeats: &'a mut Repeats,
     /// Since when the engine is expected to close the deregistered connection.
     renewed_at: Option<Instant>,
-    began: Instant,
 }
 
 impl<'a> Connection<'a> {
@@ -77,6 +81,7 @@ impl<'a> Connection<'a> {
         settings: &'a LinkSettings,
         shared: &'a Arc<LinkShared>,
         requests: &'a mut mpsc::Receiver<LinkRequest>,
+        repeats: &'a mut Repeats,
         socket: Socket,
     ) -> Self {
         let (mut sink, stream) = socket.split();
@@ -94,6 +99,7 @@ impl<'a> Connection<'a> {
         let now = Instant::now();
         Self {
             own_agent_id: &settings.identity.agent_id,
+            hub: &settings.hub,
             invocations: &settings.invocations,
             shared,
             requests,
@@ -104,9 +110,8 @@ impl<'a> Connection<'a> {
             last_inbound: now,
             last_heartbeat: now,
             last_inventory: now,
-            gap_since: None,
+            repeats,
             renewed_at: None,
-            began: now,
         }
     }
 
@@ -128,8 +133,24 @@ impl<'a> Connection<'a> {
     }
 
     async fn register(&mut self) -> Result<(), String> {
+        let manifest = self.shared.manifest.borrow().clone();
+        let mut outcome = self.register_manifest(&manifest).await?;
+        if outcome.is_err() && self.shared.refuse_runner(&manifest) {
+            outcome = self.register_manifest(&self.shared.bootstrap.clone()).await?;
+        }
+        outcome.map_err(|refused| format!("the registration was refused: {} ({})", refused.message, refused.code))?;
+        self.announce()?;
+        for (name, mailbox) in self.shared.hosted.mailboxes() {
+            self.send_ack(&name, mailbox.acked())?;
+        }
+        self.shared.state.send_replace(LinkState::Up);
+        Ok(())
+    }
+
+    /// Registers a manifest and returns the engine's answer.
+    async fn register_manifest(&mut self, manifest: &Manifest) -> Result<Result<(), ErrorReply>, String> {
         let (reply, mut answer) = oneshot::channel();
-        let frame = InboundFrame::Register(Box::new(self.shared.manifest.borrow().register()));
+        let frame = InboundFrame::Register(Box::new(manifest.register()));
         self.request(Waiting::Register(reply), &frame)?;
         let deadline = Instant::now() + REGISTER_TIMEOUT;
         loop {
@@ -138,20 +159,11 @@ impl<'a> Connection<'a> {
                 () = sleep_until(deadline) => return Err("the engine has not answered the registration".to_owned()),
             }
             match answer.try_recv() {
-                Ok(Ok(_)) => break,
-                Ok(Err(refused)) => {
-                    return Err(format!("the registration was refused: {} ({})", refused.message, refused.code));
-                }
+                Ok(outcome) => return Ok(outcome.map(drop)),
                 Err(oneshot::error::TryRecvError::Empty) => {}
                 Err(oneshot::error::TryRecvError::Closed) => return Err("the registration was lost".to_owned()),
             }
         }
-        self.announce()?;
-        for (name, mailbox) in self.shared.hosted.mailboxes() {
-            self.send_ack(&name, mailbox.acked())?;
-        }
-        self.shared.state.send_replace(LinkState::Up);
-        Ok(())
     }
 
     /// Serves until the broker leaves.
@@ -176,7 +188,6 @@ impl<'a> Connection<'a> {
                     self.flush_acks()?;
                 }
                 () = shared.hosted.changed.notified() => self.announce()?,
-                () = shared.reconnect.notified() => return Err("frames have to be repeated".to_owned()),
                 _ = ticks.tick() => self.tick()?,
                 Some(_) = self.writer.join_next() => return Err("the socket takes no frames any more".to_owned()),
                 () = stop.cancelled() => return Ok(()),
@@ -230,6 +241,7 @@ impl<'a> Connection<'a> {
             Ok(EngineFrame::Deliver(frame)) => self.on_deliver(*frame),
             Ok(EngineFrame::Invoke(invoke)) => {
                 if self.invocations.try_send(*invoke).is_err() {
+                    count_dropped("invocations");
                     tracing::warn!("too many invocations wait, one is left to the engine's time-out");
                 }
                 Ok(())
@@ -242,6 +254,7 @@ impl<'a> Connection<'a> {
                 }
                 Some(Waiting::Host(request)) => self.on_hosted(*request, reply.data),
                 Some(Waiting::Manifest(manifest, waiting)) => {
+                    self.renewed_at = None;
                     self.shared.manifest.send_replace(*manifest);
                     let _ = waiting.send(Ok(()));
                     self.announce()
@@ -296,6 +309,10 @@ impl<'a> Connection<'a> {
         };
         match mailbox.on_frame(frame, clock::unix_ms()) {
             FrameAnswer::Ack(position) => self.send_ack(&name, position),
+            FrameAnswer::Dropped(position) => {
+                self.hub.publish(&name, &Event::DeliveryDropped { count: 1, reason: "mailbox_full" });
+                self.send_ack(&name, position)
+            }
             FrameAnswer::Nothing => Ok(()),
         }
     }
@@ -338,7 +355,11 @@ impl<'a> Connection<'a> {
             LinkRequest::Renew => {
                 self.flush_acks()?;
                 self.renewed_at = Some(Instant::now());
-                self.send(None, &InboundFrame::Deregister)
+                self.send(None, &InboundFrame::Deregister)?;
+                // An engine that keeps the socket open has the node again at once. Nobody waits for the answer.
+                let manifest = self.shared.manifest.borrow().clone();
+                let frame = InboundFrame::Register(Box::new(manifest.register()));
+                self.request(Waiting::Manifest(Box::new(manifest), oneshot::channel().0), &frame)
             }
             LinkRequest::Send(frame) if matches!(*frame, InboundFrame::ActionResult(_)) => self.send(None, &frame),
             LinkRequest::Send(frame) => {
@@ -364,14 +385,13 @@ impl<'a> Connection<'a> {
         if now.duration_since(self.last_inventory) >= INVENTORY_EVERY {
             self.announce()?;
         }
+        let waiting = self.outbox.max_capacity() - self.outbox.capacity();
+        metrics::gauge!(metric_names::QUEUE_ITEMS, "queue" => "node_socket").set(waiting as f64);
         let has_gap = self.shared.hosted.mailboxes().iter().any(|(_, mailbox)| mailbox.has_gap());
-        let since = *self.gap_since.get_or_insert(now);
-        if !has_gap {
-            self.gap_since = None;
-        } else if now.duration_since(since) >= GAP_PATIENCE && now.duration_since(self.began) >= RENEWAL_EVERY {
-            return Err("a frame is missing".to_owned());
+        match self.repeats.judge(now, has_gap, self.shared.has_room.load(Ordering::Relaxed)) {
+            Some(reason) => Err(reason.to_owned()),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn announce(&mut self) -> Result<(), String> {

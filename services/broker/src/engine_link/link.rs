@@ -1,6 +1,12 @@
 //! [`EngineLink`]: the handle of the node socket.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use relay_wire::nodes::{
     engine_frame::ErrorReply,
@@ -8,7 +14,7 @@ use relay_wire::nodes::{
     replies::RegisteredAgent,
 };
 use tokio::{
-    sync::{Notify, mpsc, oneshot, watch},
+    sync::{mpsc, oneshot, watch},
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
@@ -18,6 +24,8 @@ use super::{
     hosted::{Hosted, HostedAgent},
     manifest::{Manifest, RunnerManifest},
 };
+
+use crate::{insight::count_dropped, mailbox::MailboxLength};
 
 /// Time for registering an agent, waiting for a connection included.
 const HOST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -84,7 +92,11 @@ pub(super) struct LinkShared {
     pub(super) manifest: watch::Sender<Manifest>,
     /// The manifest without a runner.
     pub(super) bootstrap: Manifest,
-    pub(super) reconnect: Notify,
+    /// Frames that a mailbox refused can now be taken.
+    pub(super) has_room: AtomicBool,
+    /// Changed when the engine has refused what a runner offers, after the runner was told that it is registered with
+    /// the next connection.
+    pub(super) runner_refused: watch::Sender<()>,
     pub(super) stop: CancellationToken,
 }
 
@@ -156,7 +168,9 @@ impl EngineLink {
 
     /// Registers what a runner offers. A refusal leaves the manifest as it was.
     pub(crate) async fn register_runner(&self, runner: RunnerManifest) -> Result<Registration, ErrorReply> {
-        let manifest = self.shared.bootstrap.with_runner(runner);
+        let mut manifest = self.shared.bootstrap.with_runner(runner);
+        // A runner that registers once more has its handlers still.
+        manifest.handlers_live = self.shared.manifest.borrow().handlers_live;
         if self.is_up() {
             let (reply, answer) = oneshot::channel();
             let request = LinkRequest::Register(Box::new(manifest.clone()), reply);
@@ -177,6 +191,11 @@ impl EngineLink {
         self.announce();
     }
 
+    /// Returns whether a runner's offer is registered, or is to be.
+    pub(crate) fn offers_runner(&self) -> bool {
+        !self.shared.manifest.borrow().is_same_offer(&self.shared.bootstrap)
+    }
+
     /// Withdraws what a runner offered.
     pub(crate) fn withdraw(&self) {
         self.shared.manifest.send_replace(self.shared.bootstrap.clone());
@@ -190,9 +209,24 @@ impl EngineLink {
         self.shared.manifest.borrow().clone()
     }
 
-    /// Connects again, so that the engine repeats the frames that were not taken.
-    pub(crate) fn reconnect(&self) {
-        self.shared.reconnect.notify_one();
+    /// A mailbox has room again: the connection is renewed soon, so that the engine repeats what was refused.
+    pub(crate) fn fetch_refused(&self) {
+        self.shared.has_room.store(true, Ordering::Relaxed);
+    }
+
+    /// Changes when the engine refuses the manifest of a runner after it was accepted here.
+    pub(crate) fn runner_refusals(&self) -> watch::Receiver<()> {
+        self.shared.runner_refused.subscribe()
+    }
+
+    /// Requests that wait for the connection.
+    pub(crate) fn waiting_requests(&self) -> usize {
+        self.requests.max_capacity() - self.requests.capacity()
+    }
+
+    /// Entries of the mailboxes.
+    pub(crate) fn mailbox_lengths(&self) -> Vec<MailboxLength> {
+        self.shared.hosted.mailboxes().iter().map(|(_, mailbox)| mailbox.length()).collect()
     }
 
     /// Returns whether the node is registered.
@@ -221,12 +255,31 @@ impl EngineLink {
     /// invocations without a result back.
     fn send(&self, frame: InboundFrame) {
         if self.requests.try_send(LinkRequest::Send(Box::new(frame))).is_err() {
+            count_dropped("link_requests");
             tracing::warn!("too many frames wait for the engine, one is dropped");
         }
     }
 }
 
 impl LinkShared {
+    /// The engine has refused this manifest. Restores the one without a runner, so that hosted agents get their
+    /// messages. Returns `false` if it was that one.
+    pub(super) fn refuse_runner(&self, refused: &Manifest) -> bool {
+        if refused.is_same_offer(&self.bootstrap) {
+            return false;
+        }
+        self.manifest.send_if_modified(|manifest| {
+            // A runner may have sent another one meanwhile.
+            let is_refused = manifest == refused;
+            if is_refused {
+                *manifest = self.bootstrap.clone();
+            }
+            is_refused
+        });
+        self.runner_refused.send_replace(());
+        true
+    }
+
     /// Puts the mailbox of a registered agent in place.
     pub(super) fn host(&self, own_agent_id: &str, request: &HostRequest, registered: &RegisteredAgent) -> HostedAgent {
         let cursor = registered.delivery_ack_seq.unwrap_or(0);

@@ -72,6 +72,11 @@ impl Manifest {
         }
     }
 
+    /// Returns whether the engine would register the same.
+    pub(super) fn is_same_offer(&self, other: &Self) -> bool {
+        *self == Self { handlers_live: self.handlers_live, ..other.clone() }
+    }
+
     /// Time that the handler of an action may take, if its capability says so.
     pub(crate) fn handler_timeout_ms(&self, action: &str) -> Option<u64> {
         let capability = self.capabilities.iter().find(|capability| capability.name == action)?;

@@ -11,6 +11,7 @@ mod hosted;
 mod link;
 mod manifest;
 mod pending;
+mod repeats;
 mod task;
 
 pub(crate) use hosted::HostedAgent;

@@ -1,10 +1,16 @@
 //! [`LinkTask`]: connects, serves the connection until its end, waits, and connects again.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use relay_wire::nodes::engine_frame::ActionInvoke;
 use tokio::{
-    sync::{Notify, mpsc, watch},
+    sync::{mpsc, watch},
     time::{Instant, sleep, timeout},
 };
 use tokio_tungstenite::tungstenite;
@@ -18,6 +24,7 @@ use super::{
     hosted::Hosted,
     link::{EngineLink, LinkRequest, LinkShared, LinkState},
     manifest::Manifest,
+    repeats::Repeats,
 };
 use crate::{
     clock,
@@ -29,6 +36,8 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Tokens asked for in a row, when each is refused at once.
 const MOST_TOKENS: u32 = 5;
+/// After this time without any, tokens are asked for again.
+const TOKENS_EVERY: Duration = Duration::from_secs(10 * 60);
 /// Requests that wait for the connection. Callers wait for room beyond it.
 const REQUESTS: usize = 256;
 
@@ -51,6 +60,7 @@ pub(crate) struct LinkTask {
     settings: LinkSettings,
     shared: Arc<LinkShared>,
     requests: mpsc::Receiver<LinkRequest>,
+    repeats: Repeats,
 }
 
 impl LinkTask {
@@ -62,17 +72,25 @@ impl LinkTask {
             state: watch::Sender::new(LinkState::Down { reason: None }),
             manifest: watch::Sender::new(settings.manifest.clone()),
             bootstrap: settings.manifest.clone(),
-            reconnect: Notify::new(),
+            has_room: AtomicBool::new(false),
+            runner_refused: watch::Sender::new(()),
             stop: CancellationToken::new(),
         });
-        (EngineLink { shared: shared.clone(), requests: sender }, Self { settings, shared, requests })
+        (
+            EngineLink { shared: shared.clone(), requests: sender },
+            Self { settings, shared, requests, repeats: Repeats::default() },
+        )
     }
 
     pub(crate) async fn run(mut self) {
         let mut backoff = Backoff::default();
         let mut refused_tokens = 0;
+        let mut asked_at = Instant::now();
         loop {
             let began = Instant::now();
+            if began.duration_since(asked_at) >= TOKENS_EVERY {
+                refused_tokens = 0;
+            }
             let stop = self.shared.stop.clone();
             let Some(opened) = stop.run_until_cancelled(self.open()).await else { break };
             let reason = match opened {
@@ -86,6 +104,7 @@ impl LinkTask {
                 }
                 Err(OpenError::TokenRefused) if refused_tokens < MOST_TOKENS => {
                     refused_tokens += 1;
+                    asked_at = Instant::now();
                     match self.settings.identity.enrol(&self.settings.engine).await {
                         Ok(()) => continue,
                         Err(error) => error.to_string(),
@@ -125,9 +144,11 @@ impl LinkTask {
         for (_, mailbox) in self.shared.hosted.mailboxes() {
             mailbox.on_reconnected();
         }
+        // Everything that was refused is about to come again.
+        self.shared.has_room.store(false, Ordering::Relaxed);
         let gateway = self.settings.engine.base_url().to_owned();
         let name = self.settings.identity.node_name.clone();
-        let connection = Connection::new(&self.settings, &self.shared, &mut self.requests, socket);
+        let connection = Connection::new(&self.settings, &self.shared, &mut self.requests, &mut self.repeats, socket);
         let hub = self.settings.hub.clone();
         let registered = |gateway: String| hub.publish(&name, &Event::NodeConnected { gateway, reason: None });
         let (end, was_registered) = connection.run(|| registered(gateway.clone())).await;

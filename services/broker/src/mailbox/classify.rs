@@ -22,11 +22,10 @@ pub(crate) fn classify(frame: Deliver, now_ms: i64) -> Classified {
     let origin = match frame.payload.kind.as_str() {
         "action.completed" | "action.failed" | "action.denied" => Origin::ActionResult,
         "message.reacted" | "message.read" | "delivery.expired" => return Classified::Silent { is_known: true },
-        "" => Origin::Engine,
-        kind if ["message.", "thread.", "dm.", "direct_message.", "group_dm."]
-            .iter()
-            .any(|family| kind.starts_with(family)) =>
-        {
+        "" | "message.created" | "message.received" | "message.new" | "message.sent" | "message.delivered" => {
+            Origin::Engine
+        }
+        kind if ["thread.", "dm.", "direct_message.", "group_dm."].iter().any(|family| kind.starts_with(family)) => {
             Origin::Engine
         }
         _ => return Classified::Silent { is_known: false },
@@ -127,7 +126,7 @@ mod tests {
         for kind in ["thread.message.created", "direct_message.received", "group_dm.received", ""] {
             assert!(typed(kind, 1, json!({ "text": "x" })).is_some(), "{kind}");
         }
-        for silent in ["message.reacted", "message.read", "delivery.expired", "something.new"] {
+        for silent in ["message.reacted", "message.read", "message.updated", "delivery.expired", "something.new"] {
             assert_eq!(typed(silent, 1, json!({})), None, "{silent}");
         }
     }

@@ -8,5 +8,5 @@ mod shared;
 
 pub(crate) use classify::{Classified, classify, read_receipt};
 pub(crate) use message::{Author, Message, Origin, Urgency};
-pub(crate) use order::{Mailbox, Verdict};
+pub(crate) use order::{Mailbox, MailboxLength, Verdict};
 pub(crate) use shared::{FrameAnswer, SharedMailbox};

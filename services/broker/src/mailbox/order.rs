@@ -39,6 +39,16 @@ pub(crate) struct Mailbox {
     is_refused: bool,
 }
 
+/// Entries of a mailbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MailboxLength {
+    /// Messages that wait to be typed.
+    pub(crate) messages: usize,
+    pub(crate) bytes: usize,
+    /// Frames before their predecessors.
+    pub(crate) early: usize,
+}
+
 /// Consequence of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -46,6 +56,8 @@ pub(crate) enum Verdict {
     Taken { messages: Vec<Message>, acked: Option<u64> },
     /// Nothing new: the position is acknowledged again.
     Repeated { acked: u64 },
+    /// Lost for want of room: a frame outside of the order is not repeated.
+    Dropped { acked: u64 },
     /// Nothing is acknowledged: a predecessor is missing.
     Early,
     /// Nothing is acknowledged: the queue is full.
@@ -77,6 +89,11 @@ impl Mailbox {
         self.floor.acked()
     }
 
+    /// Its entries now.
+    pub(crate) fn length(&self) -> MailboxLength {
+        MailboxLength { messages: self.queued_count, bytes: self.queued_bytes, early: self.early.len() }
+    }
+
     /// Takes a frame that came at `now_ms`.
     pub(crate) fn on_frame(&mut self, frame: Deliver, now_ms: i64) -> Verdict {
         if frame.agent_id != self.agent_id {
@@ -90,6 +107,10 @@ impl Mailbox {
             return Verdict::Repeated { acked: self.acked() };
         }
         if frame.seq > next {
+            if self.is_refused {
+                // Its predecessor is not missing: there was no room, and both are repeated once there is.
+                return Verdict::Full;
+            }
             self.has_gap = true;
             if self.early.len() < MOST_EARLY {
                 self.early.insert(frame.seq, frame);
@@ -101,9 +122,13 @@ impl Mailbox {
 
     fn take_outside(&mut self, frame: Deliver, now_ms: i64) -> Verdict {
         let acked = Some(self.acked());
-        if !self.has_room(&frame) || !self.known.insert(&frame.msg_id) {
+        if self.known.contains(&frame.msg_id) {
             return Verdict::Repeated { acked: self.acked() };
         }
+        if !self.has_room(&frame) {
+            return Verdict::Dropped { acked: self.acked() };
+        }
+        self.known.insert(&frame.msg_id);
         match self.read(frame, now_ms) {
             Classified::Typed(message) => {
                 self.queue(&message);
@@ -141,6 +166,9 @@ impl Mailbox {
             next = self.early.remove(&(seq + 1));
         }
         self.early = self.early.split_off(&(self.floor.received() + 1));
+        if self.is_refused {
+            self.early.clear();
+        }
         self.has_gap = !self.early.is_empty();
         if messages.is_empty() && acked.is_none() && self.is_refused {
             return Verdict::Full;
@@ -167,6 +195,11 @@ impl Mailbox {
     fn queue(&mut self, message: &Message) {
         self.queued_count += 1;
         self.queued_bytes += message.len();
+    }
+
+    /// A typed message is queued again: its program has ended.
+    pub(crate) fn on_requeued(&mut self, message: &Message) {
+        self.queue(message);
     }
 
     /// A queued message was typed, or is not going to be. Returns `true` if frames that were refused can now be taken.
@@ -210,6 +243,10 @@ struct KnownIds {
 }
 
 impl KnownIds {
+    fn contains(&self, id: &str) -> bool {
+        self.ids.contains(id)
+    }
+
     /// Returns `false` if the id is known.
     fn insert(&mut self, id: &str) -> bool {
         if !self.ids.insert(id.to_owned()) {
@@ -250,7 +287,11 @@ mod tests {
     fn bodies(verdict: &Verdict) -> Vec<&str> {
         match verdict {
             Verdict::Taken { messages, .. } => messages.iter().map(|message| message.body.as_str()).collect(),
-            Verdict::Repeated { .. } | Verdict::Early | Verdict::Full | Verdict::OtherAgent => Vec::new(),
+            Verdict::Repeated { .. }
+            | Verdict::Dropped { .. }
+            | Verdict::Early
+            | Verdict::Full
+            | Verdict::OtherAgent => Vec::new(),
         }
     }
 
@@ -304,6 +345,10 @@ mod tests {
         }
         let next = MOST_QUEUED as u64 + 1;
         assert_eq!(take(&mut mailbox, next, "next"), Verdict::Full);
+        assert_eq!(take(&mut mailbox, next + 1, "behind it"), Verdict::Full);
+        assert!(!mailbox.has_gap(), "no frame is missing");
+        let outcome = mailbox.on_frame(frame(0, "evt-9", "action.completed"), 0);
+        assert_eq!(outcome, Verdict::Dropped { acked: 0 });
         let room = taken.iter().position(|message| mailbox.on_typed(message));
         assert_eq!(room, Some(MOST_QUEUED / 2 - 1));
         mailbox.on_reconnected();

@@ -9,7 +9,7 @@ use relay_wire::nodes::engine_frame::Deliver;
 use tokio::sync::Notify;
 use tracing::{Span, field};
 
-use super::{Mailbox, Message, Verdict};
+use super::{Mailbox, MailboxLength, Message, Verdict};
 use crate::{clock, metric_names};
 
 /// Read receipts that wait for the agent's task. Further ones push the oldest out: a receipt only confirms.
@@ -39,6 +39,8 @@ struct Content {
 pub(crate) enum FrameAnswer {
     /// This position is acknowledged.
     Ack(u64),
+    /// This position is acknowledged; the frame is lost.
+    Dropped(u64),
     /// Nothing now.
     Nothing,
 }
@@ -71,6 +73,7 @@ impl SharedMailbox {
         let result = match &verdict {
             Verdict::Taken { .. } => "taken",
             Verdict::Repeated { .. } => "repeated",
+            Verdict::Dropped { .. } => "dropped",
             Verdict::Early => "early",
             Verdict::Full => "full",
             Verdict::OtherAgent => "other_agent",
@@ -84,6 +87,7 @@ impl SharedMailbox {
                 if settled.is_some() { FrameAnswer::Ack(acked) } else { FrameAnswer::Nothing }
             }
             Verdict::Repeated { acked } => FrameAnswer::Ack(acked),
+            Verdict::Dropped { acked } => FrameAnswer::Dropped(acked),
             Verdict::Early | Verdict::Full => FrameAnswer::Nothing,
             Verdict::OtherAgent => {
                 tracing::warn!(seq, "a frame names another agent than the one hosted here, it is refused");
@@ -124,6 +128,11 @@ impl SharedMailbox {
         })
     }
 
+    /// A typed message waits again: its program has ended.
+    pub(crate) fn on_requeued(&self, message: &Message) {
+        self.with(|content| content.mailbox.on_requeued(message));
+    }
+
     /// Notes in its trace how far a message is known to have got.
     pub(crate) fn note(&self, seq: u64, level: &str, method: &str) {
         self.with(|content| {
@@ -147,6 +156,11 @@ impl SharedMailbox {
             metrics::histogram!(metric_names::ACK_WAIT_SECONDS).record(wait.as_secs_f64());
         }
         position
+    }
+
+    /// Its entries now.
+    pub(crate) fn length(&self) -> MailboxLength {
+        self.with(|content| content.mailbox.length())
     }
 
     /// The acked position.

@@ -13,6 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{frames, supervisor::Supervisor};
+use crate::insight::count_dropped;
 
 /// Calls in flight.
 const MOST_CALLS: usize = 256;
@@ -91,8 +92,14 @@ impl Runners {
         !state.handlers.is_empty()
     }
 
-    pub(crate) fn is_connected(&self) -> bool {
-        self.lock().connection.is_some()
+    /// Waits for a time. `false` as soon as a runner is connected.
+    pub(super) async fn stays_absent(&self, time: Duration) -> bool {
+        let mut is_present = self.is_present.subscribe();
+        tokio::select! {
+            () = sleep(time) => true,
+            // The sender is in `self`, so the channel is open.
+            _ = is_present.wait_for(|is_present| *is_present) => false,
+        }
     }
 
     /// Waits until no runner has been connected for a time.
@@ -122,9 +129,10 @@ impl Runners {
         let mut state = self.lock();
         let may_call = state.handlers.contains(name) && state.calls.len() < MOST_CALLS;
         let connection = state.connection.as_ref().filter(|_| may_call)?;
-        connection.outbox.try_send(frames::invoke_handler(invocation_id, name, input)).ok()?;
+        let sent = connection.outbox.try_send(frames::invoke_handler(invocation_id, name, input));
+        sent.inspect_err(|_| count_dropped("runner")).ok()?;
         let (outcome, receiver) = oneshot::channel();
-        let is_spawn = name.starts_with("spawn:");
+        let is_spawn = name == "spawn" || name.starts_with("spawn:");
         state.calls.insert(invocation_id.to_owned(), Call { is_spawn, outcome });
         Some(receiver)
     }
@@ -185,6 +193,33 @@ mod tests {
         let (outbox, _frames) = mpsc::channel(8);
         runners.connect(outbox, CancellationToken::new());
         assert!(superseded.is_cancelled() && lost.try_recv().is_err());
-        assert!(!runners.has_handler("build") && !runners.disconnect(first) && runners.is_connected());
+        assert!(!runners.has_handler("build") && !runners.disconnect(first));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runner_is_gone_only_if_none_was_there_meanwhile() {
+        let minute = Duration::from_secs(60);
+        let runners = Runners::default();
+        assert!(runners.stays_absent(minute).await);
+        let connect = async {
+            sleep(minute / 2).await;
+            let (outbox, _frames) = mpsc::channel(8);
+            let id = runners.connect(outbox, CancellationToken::new());
+            sleep(minute / 4).await;
+            runners.disconnect(id);
+        };
+        let (is_gone, ()) = tokio::join!(runners.stays_absent(minute), connect);
+        assert!(!is_gone);
+    }
+
+    #[test]
+    fn an_agent_belongs_to_the_only_spawn_also_to_a_bare_one() {
+        let runners = Runners::default();
+        let (outbox, _frames) = mpsc::channel(8);
+        let id = runners.connect(outbox, CancellationToken::new());
+        runners.set_handlers(id, &["spawn".into(), "spawned".into()]);
+        let _other = runners.call("inv_1", "spawned", &Value::Null).expect("a call");
+        let _spawn = runners.call("inv_2", "spawn", &Value::Null).expect("a call");
+        assert_eq!(runners.only_spawn().as_deref(), Some("inv_2"));
     }
 }

@@ -8,7 +8,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::{sync::mpsc, task::JoinSet, time::sleep};
+use tokio::{sync::mpsc, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     agents::SpawnSource,
-    api::{Api, ApiError, Broker, Ready, SpawnBody, routes, start_agent},
+    api::{Api, ApiError, Broker, Inbound, MAX_READ, Ready, SpawnBody, close_too_large, routes, start_agent},
     engine_link::{Registration, RunnerManifest},
     version,
 };
@@ -27,7 +27,6 @@ use crate::{
 const OUTBOX: usize = 512;
 /// Requests of one runner that are worked on at the same time. The socket is not read beyond it.
 const MOST_REQUESTS: usize = 64;
-const MAX_FRAME: usize = 1 << 20;
 /// Largest output of a handler.
 const MAX_OUTPUT: usize = 768 << 10;
 /// Close code towards a runner whose place was taken.
@@ -38,7 +37,7 @@ const GRACE: Duration = Duration::from_secs(60);
 /// `GET /api/fleet/ws`
 pub(crate) async fn open(ready: Ready, upgrade: WebSocketUpgrade) -> Response {
     let api = ready.api();
-    upgrade.max_message_size(MAX_FRAME).on_upgrade(async move |socket| {
+    upgrade.max_message_size(MAX_READ).on_upgrade(async move |socket| {
         let closing = api.inner.closing.clone();
         closing.run_until_cancelled_owned(serve(socket, api)).await;
     })
@@ -49,6 +48,9 @@ async fn serve(mut socket: WebSocket, api: Api) {
     let (outbox, mut frames) = mpsc::channel(OUTBOX);
     let superseded = CancellationToken::new();
     let id = broker.runners.connect(outbox.clone(), superseded.clone());
+    // Handlers of an earlier one are gone.
+    broker.services.link.set_handlers_live(false);
+    let mut refusals = broker.services.link.runner_refusals();
     let mut requests: JoinSet<bool> = JoinSet::new();
     loop {
         let sent = tokio::select! {
@@ -56,8 +58,8 @@ async fn serve(mut socket: WebSocket, api: Api) {
                 Some(frame) => socket.send(Message::text(frame)).await,
                 None => break,
             },
-            message = socket.recv(), if requests.len() < MOST_REQUESTS => match message {
-                Some(Ok(Message::Text(text))) => {
+            message = socket.recv(), if requests.len() < MOST_REQUESTS => match Inbound::from(message) {
+                Inbound::Frame(Message::Text(text)) => {
                     match frames::decode(text.as_str()) {
                         Some(frame) => {
                             requests.spawn(handle(api.clone(), id, frame, outbox.clone()));
@@ -69,8 +71,12 @@ async fn serve(mut socket: WebSocket, api: Api) {
                         }
                     }
                 }
-                Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => Ok(()),
-                Some(Ok(Message::Close(_)) | Err(_)) | None => break,
+                Inbound::Frame(_) => Ok(()),
+                Inbound::TooLarge => {
+                    close_too_large(&mut socket).await;
+                    break;
+                }
+                Inbound::Ended => break,
             },
             Some(ended) = requests.join_next() => {
                 if ended.is_ok_and(|leaves| leaves) {
@@ -87,6 +93,11 @@ async fn serve(mut socket: WebSocket, api: Api) {
                 close(&mut socket, SUPERSEDED, "superseded").await;
                 break;
             }
+            // It connects again, and is told why as the answer to its registration.
+            Ok(()) = refusals.changed() => {
+                close(&mut socket, close_code::POLICY, "the engine has refused the manifest").await;
+                break;
+            }
         };
         if sent.is_err() {
             break;
@@ -94,17 +105,18 @@ async fn serve(mut socket: WebSocket, api: Api) {
     }
     if broker.runners.disconnect(id) {
         broker.services.link.set_handlers_live(false);
-        broker.services.tasks.spawn(withdraw(api.clone()));
+        if broker.services.link.offers_runner() {
+            broker.services.tasks.spawn(withdraw(api.clone()));
+        }
     }
 }
 
-/// Withdraws what the runner offered, unless one has come back.
+/// Withdraws what the runner offered, unless one comes back in time.
 async fn withdraw(api: Api) {
+    let Some(broker) = api.broker() else { return };
     let stop = api.inner.stop.clone();
-    let waited = stop.run_until_cancelled(sleep(GRACE)).await;
-    if let (Some(()), Some(broker)) = (waited, api.broker())
-        && !broker.runners.is_connected()
-    {
+    let is_gone = stop.run_until_cancelled(broker.runners.stays_absent(GRACE)).await;
+    if is_gone == Some(true) && broker.services.link.offers_runner() {
         broker.services.link.withdraw();
     }
 }
