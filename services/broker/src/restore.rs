@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use relay_pty::{Leftover, ProcessIdentity, PtyHost};
 
-use tokio::time::sleep;
+use futures::future::join_all;
+use tokio::{sync::Semaphore, time::sleep};
 
 use crate::{
     agents::{AgentError, AgentSpec, Members, SpawnSource},
@@ -16,6 +17,8 @@ use crate::{
 const GRACE: Duration = Duration::from_millis(500);
 /// Pause before the next attempt while the engine is unavailable.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
+/// Agents that are started at the same time.
+const SIDE_BY_SIDE: usize = 8;
 
 /// An agent to start again, with the messages that its session has already.
 #[derive(Debug)]
@@ -31,7 +34,7 @@ pub(crate) async fn end_leftovers(host: &PtyHost, previous: &RosterFile) -> Resu
         marker: record.marker.clone().into(),
     };
     let leftovers: Vec<Leftover> = previous.agents.values().map(leftover).collect();
-    if leftovers.is_empty() {
+    if leftovers.is_empty() || previous.is_of_earlier_boot() {
         return Ok(());
     }
     let report = host.end_leftovers(&leftovers, GRACE).await.context("end the previous broker's agents")?;
@@ -59,35 +62,44 @@ pub(crate) fn survivors(previous: RosterFile, resume: bool, ledger: &LedgerTask,
     previous.agents.into_values().map(survivor).collect()
 }
 
-/// Starts the agents again, one after the other, however long the engine is unavailable.
+/// Starts the agents again, side by side, however long the engine is unavailable.
 pub(crate) async fn start(members: Members, survivors: Vec<Survivor>, roster: Arc<Roster>) {
-    for Survivor { spec, had } in survivors {
-        let name = spec.name.clone();
-        let Some(spawner) = members.named(spec.workspace.as_deref()) else {
-            tracing::error!(
-                agent.name = name,
-                workspace = spec.workspace,
-                "the workspace of an agent is not joined any more"
-            );
-            forget(&roster, name).await;
-            continue;
-        };
-        let outcome = loop {
-            match spawner.spawn(spec.clone(), SpawnSource::Restart, had.clone()).await {
-                Err(error) if error.is_passing() => {
-                    tracing::warn!(agent.name = name, %error, "an agent cannot be started again yet, retrying");
-                    sleep(RETRY_PAUSE).await;
-                }
-                outcome => break outcome,
-            }
+    let places = Semaphore::new(SIDE_BY_SIDE);
+    let restarts = survivors.into_iter().map(|survivor| start_one(&members, survivor, &roster, &places));
+    join_all(restarts).await;
+}
+
+async fn start_one(members: &Members, survivor: Survivor, roster: &Arc<Roster>, places: &Semaphore) {
+    let Survivor { spec, had } = survivor;
+    let name = spec.name.clone();
+    let Some(spawner) = members.named(spec.workspace.as_deref()) else {
+        tracing::error!(
+            agent.name = name,
+            workspace = spec.workspace,
+            "the workspace of an agent is not joined any more"
+        );
+        return forget(roster, name).await;
+    };
+    let outcome = loop {
+        let outcome = {
+            // An agent that waits for its next attempt has no place.
+            let _place = places.acquire().await;
+            spawner.spawn(spec.clone(), SpawnSource::Restart, had.clone()).await
         };
         match outcome {
-            Ok(spawned) => tracing::info!(agent.name = name, pid = spawned.pid, "an agent runs again"),
-            Err(AgentError::AlreadyExists { .. }) => tracing::info!(agent.name = name, "a driver was faster"),
-            Err(error) => {
-                tracing::error!(agent.name = name, %error, "an agent could not be started again");
-                forget(&roster, name).await;
+            Err(error) if error.is_passing() => {
+                tracing::warn!(agent.name = name, %error, "an agent cannot be started again yet, retrying");
+                sleep(RETRY_PAUSE).await;
             }
+            outcome => break outcome,
+        }
+    };
+    match outcome {
+        Ok(spawned) => tracing::info!(agent.name = name, pid = spawned.pid, "an agent runs again"),
+        Err(AgentError::AlreadyExists { .. }) => tracing::info!(agent.name = name, "a driver was faster"),
+        Err(error) => {
+            tracing::error!(agent.name = name, %error, "an agent could not be started again");
+            forget(roster, name).await;
         }
     }
 }

@@ -71,9 +71,17 @@ async fn a_full_disk_refuses_new_agents_and_loses_no_message() -> Result<()> {
 
     disk.free()?;
     scene.wait_for("worker", &agent, &numbered(1, LAST), i64::from(LAST)).await?;
+    let third = json!({ "name": "third", "cli": "cat" });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(third)).await?.status, 200);
+    scene.broker.kill_and_restart().await?;
+    wait::until_ok("the agents that ran", SOON, || async {
+        let names = scene.broker.names().await?;
+        ensure!(names == ["third", "worker"], "{names:?}");
+        anyhow::Ok(())
+    })
+    .await?;
     let spawned = scene.broker.call("POST", "/api/spawn", Some(body)).await?;
     assert_eq!(spawned.status, 200, "the name is free: {}", spawned.body);
-    scene.broker.kill_and_restart().await?;
     let (next, floor) = (LAST + 1, i64::from(LAST) + 1);
     scene.sender.dm("worker", &format!("message-{next}")).await?.success()?;
     scene.wait_for("worker", &agent, &numbered(1, next), floor).await

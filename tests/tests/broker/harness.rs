@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use relay_testkit::node::FakeAgent;
-use relay_testkit::{binaries, wait};
+use relay_testkit::{binaries, shared, wait};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -35,6 +35,11 @@ pub(crate) struct Harnesses {
 
 impl Harnesses {
     pub(crate) async fn new(name: &str) -> Result<Self> {
+        Self::at(name, shared().await.any_gateway()).await
+    }
+
+    /// A scene whose broker uses the engine at this URL.
+    pub(crate) async fn at(name: &str, engine: &str) -> Result<Self> {
         let programs = tempfile::tempdir()?;
         let table = programs.path().join("harnesses.toml");
         fs::write(&table, HARNESSES)?;
@@ -43,7 +48,7 @@ impl Harnesses {
             std::os::unix::fs::symlink(&fake_agent, programs.path().join(program))?;
         }
         let args = ["--harnesses".to_owned(), table.display().to_string()];
-        Ok(Self { scene: Scene::with_args(name, &args).await?, programs })
+        Ok(Self { scene: Scene::in_folder(name, engine, &args, tempfile::tempdir()?).await?, programs })
     }
 
     /// Starts a program under its own name.

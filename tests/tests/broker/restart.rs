@@ -1,9 +1,11 @@
 //! Brokers that are killed or stopped.
 
 use anyhow::{Result, ensure};
-use relay_testkit::wait;
+use relay_testkit::proxy::TcpProxy;
+use relay_testkit::{shared, wait};
 use serde_json::json;
 
+use crate::harness::Harnesses;
 use crate::scene::{SOON, Scene, is_running, numbered};
 
 #[tokio::test]
@@ -24,6 +26,64 @@ async fn a_killed_broker_continues_with_its_agents() -> Result<()> {
     let processes: Vec<u32> = agent.messages().iter().map(|(pid, _)| *pid).collect();
     assert!(processes[3..].iter().all(|pid| *pid != first), "{processes:?}");
     assert!(!is_running(first), "a process of the killed broker is left");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_resumed_session_gets_nothing_again_that_it_has() -> Result<()> {
+    let gateway = shared().await.any_gateway();
+    let proxy = TcpProxy::start(gateway.trim_start_matches("http://"))?;
+    let mut harnesses = Harnesses::at("resumed", &proxy.through(gateway)?).await?;
+    let agent = harnesses.spawn("claude", "worker", "cooked", &[], json!({})).await?;
+    let scene = &mut harnesses.scene;
+    let manual = json!({ "mode": "manual_flush" });
+    scene.broker.call("PUT", "/api/spawned/worker/delivery-mode", Some(manual)).await?;
+    scene.sender.dm("worker", "message-1").await?.success()?;
+    wait::until_ok("the message to be held", SOON, || async {
+        let pending = scene.broker.call("GET", "/api/spawned/worker/pending", None).await?.body;
+        ensure!(pending["pending"].as_array().is_some_and(|list| list.len() == 1), "{pending}");
+        anyhow::Ok(())
+    })
+    .await?;
+    // It is typed and proven, and the engine does not hear of it.
+    proxy.cut();
+    scene.broker.call("POST", "/api/spawned/worker/flush", None).await?;
+    wait::until_ok("the confirmation", SOON, || async {
+        let confirmed = scene.broker.events("worker", "message_delivery_confirmed").await?;
+        ensure!(confirmed.len() == 1, "{confirmed:?}");
+        anyhow::Ok(())
+    })
+    .await?;
+    proxy.restore();
+    scene.broker.kill_and_restart().await?;
+    scene.sender.dm("worker", "message-2").await?.success()?;
+    scene.wait_for("worker", &agent, &numbered(1, 2), 2).await?;
+    let process = |body: &str| {
+        let mut lines = agent.messages().into_iter();
+        lines.find(|(_, line)| line.ends_with(body)).map(|(pid, _)| pid)
+    };
+    assert_ne!(process("message-1"), process("message-2"), "the first one was not typed again into the later process");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_asks_for_its_end_gets_it_after_the_verdict() -> Result<()> {
+    let scene = Scene::new("leaving").await?;
+    // It shows nothing of the message, whose verdict takes 2 s.
+    let script = "stty -echo; read line; echo /exit; exec sleep 1000";
+    let body = json!({ "name": "done", "cli": "sh", "args": ["-c", script] });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
+    scene.sender.dm("done", "message-1").await?.success()?;
+    wait::until_ok("the end", SOON, || async {
+        let exited = scene.broker.events("done", "agent_exited").await?;
+        ensure!(exited.len() == 1, "{exited:?}");
+        anyhow::Ok(())
+    })
+    .await?;
+    let asked = scene.broker.events("done", "agent_exit").await?;
+    assert_eq!((asked.len(), &asked[0]["reason"]), (1, &json!("agent_requested")));
+    assert_eq!(scene.broker.events("done", "delivery_verified").await?.len(), 1);
+    assert!(scene.broker.names().await?.is_empty());
     Ok(())
 }
 

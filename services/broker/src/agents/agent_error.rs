@@ -1,6 +1,9 @@
 //! [`AgentError`]: why an operation on an agent failed. The API maps it to codes.
 
-use crate::{engine::EngineError, engine_link::LinkError};
+use crate::{
+    engine::{EngineError, is_definite},
+    engine_link::LinkError,
+};
 
 /// Failed operation on an agent.
 #[derive(Debug, thiserror::Error)]
@@ -17,8 +20,10 @@ pub(crate) enum AgentError {
     SpawnFailed(String),
     #[error("this broker hosts at most {max} agents")]
     CapacityExceeded { max: u32 },
-    #[error("the agent does not take its input")]
+    #[error("the agent does not take its input, and nothing of it was typed")]
     NotTaken,
+    #[error("the agent has taken a part of its input and gets the rest when it reads again: do not repeat it")]
+    PartlyTaken,
     #[error("the agent has ended")]
     Disappeared,
     #[error(transparent)]
@@ -34,6 +39,7 @@ impl AgentError {
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::Link(LinkError::Unavailable) | Self::State(_) => true,
+            Self::Link(LinkError::Refused(refused)) => !is_definite(&refused.code),
             Self::Engine(error) => error.is_passing(),
             Self::NotFound { .. }
             | Self::AlreadyExists { .. }
@@ -42,8 +48,30 @@ impl AgentError {
             | Self::SpawnFailed(_)
             | Self::CapacityExceeded { .. }
             | Self::NotTaken
-            | Self::Disappeared
-            | Self::Link(LinkError::Refused(_)) => false,
+            | Self::PartlyTaken
+            | Self::Disappeared => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_wire::nodes::engine_frame::ErrorReply;
+
+    use super::*;
+
+    #[test]
+    fn only_definite_refusals_end_the_attempts() {
+        let refused = |code: &str| {
+            let reply = serde_json::json!({ "id": "b1", "code": code, "message": "no" });
+            let reply: ErrorReply = serde_json::from_value(reply).expect("an error frame");
+            AgentError::Link(LinkError::Refused(reply))
+        };
+        for code in ["workspace_busy", "database_overloaded", "internal_error", "rate_limit_exceeded", "of tomorrow"] {
+            assert!(refused(code).is_passing(), "{code}");
+        }
+        for code in ["agent_location_conflict", "agent_already_exists", "invalid_request"] {
+            assert!(!refused(code).is_passing(), "{code}");
         }
     }
 }

@@ -2,6 +2,24 @@
 
 use std::error::Error as _;
 
+/// Refusals of a registration that a repetition does not change. Any other passes: the storage was unavailable, a limit
+/// was reached, or a later engine has a code that is not known here.
+const DEFINITE: [&str; 8] = [
+    "invalid_request",
+    "invalid_message",
+    "agent_already_exists",
+    "agent_identity_mismatch",
+    "agent_location_conflict",
+    "agent_provider_conflict",
+    "spawn_denied",
+    "spawn_failed",
+];
+
+/// Returns whether the engine refuses with this code for good.
+pub(crate) fn is_definite(code: &str) -> bool {
+    DEFINITE.contains(&code)
+}
+
 /// Failed call of the engine.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum EngineError {

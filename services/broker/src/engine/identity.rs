@@ -112,12 +112,14 @@ impl Identity {
     /// Gets a new node token; the earlier one opens no socket any more.
     pub(crate) async fn enrol(&mut self, engine: &Engine) -> Result<(), EngineError> {
         let body = |name: &str| json!({ "node_id": self.node_id, "name": name, "kind": "ws", "role": "broker", "version": version::wire() });
-        let first = engine.call(Request::post(&["nodes"], &self.workspace_key, body(&self.node_name))).await;
+        let key = self.workspace_key.as_str();
+        let post = async |name: &str| patiently(engine, || Request::post(&["nodes"], key, body(name))).await;
+        let first = post(&self.node_name).await;
         let node = match first {
             Err(error) if error.has_code("node_name_conflict") => {
                 let suffix = self.node_id.get(5..9).unwrap_or("node");
                 let name = format!("{}-{suffix}", self.node_name);
-                engine.call(Request::post(&["nodes"], &self.workspace_key, body(&name))).await?
+                post(&name).await?
             }
             answer => answer?,
         };
@@ -170,11 +172,11 @@ async fn create_workspace(engine: &Engine, instance: &str) -> Result<String> {
 
 async fn register_own_agent(engine: &Engine, workspace_key: &str, request: &JoinRequest) -> Result<Value> {
     let body = |name: &str| json!({ "name": name, "type": request.agent_type });
-    let first = engine.call(Request::post(&["agents"], workspace_key, body(&request.instance))).await;
+    let first = patiently(engine, || Request::post(&["agents"], workspace_key, body(&request.instance))).await;
     match first {
         Err(error) if error.has_code("agent_already_exists") && request.takes_over => {
             let path = ["agents", &request.instance, "rotate-token"];
-            Ok(engine.call(Request::post(&path, workspace_key, json!({}))).await?)
+            Ok(patiently(engine, || Request::post(&path, workspace_key, json!({}))).await?)
         }
         Err(error) if error.has_code("agent_already_exists") => {
             let name = format!("{}-{}", request.instance, &uuid::Uuid::new_v4().simple().to_string()[..4]);
@@ -195,16 +197,17 @@ async fn mute_channel(engine: &Engine, agent_token: &str, channel: &str) {
     }
 }
 
-/// Repeats a call while the engine cannot be reached.
-async fn patiently<'a>(engine: &Engine, request: impl Fn() -> Request<'a>) -> Result<Value> {
+/// Repeats a call while the engine cannot be reached, or is overloaded and has done nothing.
+async fn patiently<'a>(engine: &Engine, request: impl Fn() -> Request<'a>) -> Result<Value, EngineError> {
     let deadline = Instant::now() + UNREACHABLE_LIMIT;
     loop {
         match engine.call(request()).await {
-            Ok(data) => return Ok(data),
-            Err(EngineError::Unreachable { .. }) if Instant::now() + RETRY_PAUSE < deadline => {
+            Err(EngineError::Unreachable { .. } | EngineError::Refused { status: 429 | 503, .. })
+                if Instant::now() + RETRY_PAUSE < deadline =>
+            {
                 sleep(RETRY_PAUSE).await;
             }
-            Err(error) => bail!(error),
+            answer => return answer,
         }
     }
 }

@@ -47,6 +47,11 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
+    /// Entries that wait to be written.
+    pub(crate) fn waiting(&self) -> usize {
+        self.requests.max_capacity() - self.requests.capacity()
+    }
+
     /// Records an entry and waits until the disk has it. `false` if it could not be written, so that the ack must wait.
     pub(crate) async fn record(&self, entry: LedgerEntry) -> bool {
         let (written, wait) = oneshot::channel();
@@ -71,9 +76,10 @@ impl LedgerTask {
         let mut remembered = HashMap::new();
         match File::open(&path) {
             Ok(file) => {
-                for line in BufReader::new(file).lines() {
+                // As bytes: a crash may cut a line within a character.
+                for line in BufReader::new(file).split(b'\n') {
                     let line = line.with_context(|| format!("read {}", path.display()))?;
-                    if let Ok(entry) = serde_json::from_str::<LedgerEntry>(&line) {
+                    if let Ok(entry) = serde_json::from_slice::<LedgerEntry>(&line) {
                         remember(&mut remembered, entry);
                     }
                 }
@@ -180,7 +186,7 @@ mod tests {
         }
         drop(ledger);
         running.await.expect("the task ends with its last handle");
-        let cut_off = OpenOptions::new().append(true).open(&path).and_then(|mut file| file.write_all(b"{\"agent"));
+        let cut_off = OpenOptions::new().append(true).open(&path).and_then(|mut file| file.write_all(b"{\"agent\xc3"));
         cut_off.expect("a line is cut off");
         let (_, task) = LedgerTask::open(path).expect("a ledger");
         let known = task.known_messages("7", "s");

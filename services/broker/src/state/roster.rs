@@ -20,6 +20,9 @@ const VERSION: u32 = 1;
 pub(crate) struct RosterFile {
     /// `true` after a stop in order, which ends all agents on purpose.
     pub(crate) stopped_cleanly: bool,
+    /// Run of the machine in which the processes are known by their ids; absent in files of earlier brokers.
+    #[serde(default)]
+    pub(crate) boot_id: Option<String>,
     /// Agents by name.
     pub(crate) agents: BTreeMap<String, AgentRecord>,
 }
@@ -51,7 +54,8 @@ impl Roster {
     /// If it cannot be read or was written by a newer broker.
     pub(crate) fn open(path: PathBuf) -> Result<(Self, RosterFile)> {
         let previous: RosterFile = read_versioned(&path, VERSION)?.unwrap_or_default();
-        Ok((Self { path, content: Mutex::default() }, previous))
+        let content = Mutex::new(RosterFile { boot_id: boot_id(), ..RosterFile::default() });
+        Ok((Self { path, content }, previous))
     }
 
     /// Keeps agents of the previous broker until each was started again or given up: this broker may be killed before.
@@ -61,9 +65,17 @@ impl Roster {
 
     /// Adds or replaces an agent. Blocks for a write to the disk.
     pub(crate) fn put(&self, name: &str, record: AgentRecord) -> Result<()> {
-        self.change(|content| {
-            content.agents.insert(name.to_owned(), record);
-        })
+        let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = content.agents.insert(name.to_owned(), record);
+        let written = self.write(&content);
+        if written.is_err() {
+            // An agent that was refused must not reach the disk with a later change.
+            match before {
+                Some(record) => content.agents.insert(name.to_owned(), record),
+                None => content.agents.remove(name),
+            };
+        }
+        written
     }
 
     /// Removes an agent. Blocks for a write to the disk.
@@ -78,6 +90,15 @@ impl Roster {
         self.change(|content| {
             if let Some(record) = content.agents.get_mut(name) {
                 record.task_typed = true;
+            }
+        })
+    }
+
+    /// Notes the channels that an agent is in, for its next start. Blocks for a write to the disk.
+    pub(crate) fn set_channels(&self, name: &str, channels: Vec<String>) -> Result<()> {
+        self.change(|content| {
+            if let Some(record) = content.agents.get_mut(name) {
+                record.spec.channels = channels;
             }
         })
     }
@@ -99,8 +120,26 @@ impl Roster {
         // Held during the write, so that an older content never replaces a newer one.
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut content);
-        write_versioned(&self.path, VERSION, &*content)
+        self.write(&content)
     }
+
+    fn write(&self, content: &RosterFile) -> Result<()> {
+        write_versioned(&self.path, VERSION, content)
+    }
+}
+
+impl RosterFile {
+    /// Returns whether the machine was started again since, so that ids of processes name strangers.
+    pub(crate) fn is_of_earlier_boot(&self) -> bool {
+        let now = boot_id();
+        self.boot_id.is_some() && now.is_some() && self.boot_id != now
+    }
+}
+
+/// Id of this run of the machine.
+fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -110,6 +149,32 @@ mod tests {
     fn record(pid: i32) -> AgentRecord {
         let spec = AgentSpec::default();
         AgentRecord { spec, agent_id: "7".into(), marker: "m".into(), pid, start_ticks: 1, task_typed: false }
+    }
+
+    #[test]
+    fn processes_of_an_earlier_boot_are_strangers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state.json");
+        let (roster, _) = Roster::open(path.clone()).expect("a roster");
+        roster.put("ada", record(1)).expect("an agent");
+        let (_, mut previous) = Roster::open(path).expect("a roster");
+        assert!(!previous.is_of_earlier_boot());
+        previous.boot_id = Some("another".to_owned());
+        assert!(previous.is_of_earlier_boot());
+        previous.boot_id = None;
+        assert!(!previous.is_of_earlier_boot(), "an earlier broker has written the file");
+    }
+
+    #[test]
+    fn an_agent_that_could_not_be_written_down_does_not_come_with_the_next_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state/state.json");
+        let (roster, _) = Roster::open(path.clone()).expect("a roster");
+        roster.put("ada", record(1)).expect_err("the folder is missing");
+        std::fs::create_dir(folder.path().join("state")).expect("a folder");
+        roster.put("bob", record(2)).expect("an agent");
+        let (_, previous) = Roster::open(path).expect("a roster");
+        assert_eq!(previous.agents.into_keys().collect::<Vec<_>>(), ["bob"]);
     }
 
     #[test]
