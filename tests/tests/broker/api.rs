@@ -83,3 +83,50 @@ async fn a_message_of_a_driver_goes_through_the_engine() -> Result<()> {
     assert_eq!((unknown.status, &unknown.body["code"]), (404, &json!("agent_not_found")), "{}", unknown.body);
     Ok(())
 }
+
+#[tokio::test]
+async fn without_an_engine_calls_are_refused_and_a_start_can_be_released() -> Result<()> {
+    let (scene, proxy) = Scene::behind_proxy("away").await?;
+    scene.broker.wait_connected().await?;
+    proxy.cut();
+    wait::until_ok("the node to be offline", SOON, || async {
+        let health = scene.broker.call_with("GET", "/health", &[]).await?.body;
+        ensure!(health["status"] == "degraded", "{health}");
+        anyhow::Ok(())
+    })
+    .await?;
+    let message = json!({ "to": "sender", "text": "hello" });
+    let sent = scene.broker.call("POST", "/api/send", Some(message)).await?;
+    assert_eq!((sent.status, &sent.body["code"]), (503, &json!("engine_unavailable")), "{}", sent.body);
+    let began = std::time::Instant::now();
+    let body = json!({ "name": "waiting", "cli": "cat" });
+    let (spawned, released) = tokio::join!(scene.broker.call("POST", "/api/spawn", Some(body.clone())), async {
+        wait::until_ok("the name to be taken", SOON, || async {
+            let metrics = scene.broker.call("GET", "/metrics", None).await?.body;
+            let metrics = metrics.as_str().context("a page")?;
+            ensure!(metrics.lines().any(|line| line == "relay_node_agents 1"), "{metrics}");
+            anyhow::Ok(())
+        })
+        .await?;
+        scene.broker.call("DELETE", "/api/spawned/waiting", None).await
+    });
+    assert_eq!(released?.status, 200);
+    let spawned = spawned?;
+    assert_eq!((spawned.status, &spawned.body["code"]), (503, &json!("worker_disappeared")), "{}", spawned.body);
+    assert!(began.elapsed() < std::time::Duration::from_secs(15), "it waited for the engine");
+    proxy.restore();
+    scene.broker.wait_connected().await?;
+    let again = scene.broker.call("POST", "/api/spawn", Some(body)).await?;
+    assert_eq!(again.status, 200, "the name is free: {}", again.body);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_broker_takes_no_more_agents_than_it_may() -> Result<()> {
+    let scene = Scene::with_args("capacity", &["--max-agents".to_owned(), "1".to_owned()]).await?;
+    scene.spawn("first", "cooked", &[]).await?;
+    let second = scene.broker.call("POST", "/api/spawn", Some(json!({ "name": "second", "cli": "cat" }))).await?;
+    assert_eq!((second.status, &second.body["code"]), (409, &json!("capacity_exceeded")), "{}", second.body);
+    assert_eq!(scene.broker.names().await?, ["first"]);
+    Ok(())
+}

@@ -1,12 +1,12 @@
 //! [`AgentCommand`]: everything that others ask of an agent's task, and [`AgentHandle`], through which they do.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use relay_pty::{PtyError, Terminal};
+use relay_pty::{PtyError, Terminal, WriteTicket};
 use serde::Serialize;
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Duration, timeout};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::{Duration, Instant, timeout_at};
 
 use super::{AgentError, AgentInfo, AgentSpec, ResultSchema};
 use crate::{
@@ -16,6 +16,8 @@ use crate::{
 
 /// Commands that wait for one agent's task. Callers wait for room beyond it.
 pub(super) const COMMANDS: usize = 64;
+/// Streams of keys to one agent.
+pub(super) const INPUT_STREAMS: usize = 16;
 /// The program has so long to take input.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -92,6 +94,10 @@ pub(crate) struct AgentHandle {
     /// Shape of its result, if one is asked for.
     pub(crate) result_schema: Option<Arc<ResultSchema>>,
     pub(crate) info: watch::Receiver<AgentInfo>,
+    /// Channels that it is in.
+    pub(crate) channels: Arc<Mutex<Vec<String>>>,
+    /// Places for streams of keys.
+    pub(crate) input_streams: Arc<Semaphore>,
     pub(super) commands: mpsc::Sender<AgentCommand>,
 }
 
@@ -106,6 +112,16 @@ impl AgentHandle {
         answer.await.map_err(|_| AgentError::Disappeared)
     }
 
+    /// Channels that it is in now.
+    pub(crate) fn channels(&self) -> Vec<String> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes the channels that it is in now.
+    pub(crate) fn set_channels(&self, channels: Vec<String>) {
+        *self.channels.lock().unwrap_or_else(PoisonError::into_inner) = channels;
+    }
+
     /// The terminal of the running process.
     pub(crate) fn terminal(&self) -> Result<Terminal, AgentError> {
         if self.spec.headless.is_some() {
@@ -114,23 +130,53 @@ impl AgentHandle {
         self.info.borrow().terminal.clone().ok_or(AgentError::Disappeared)
     }
 
-    /// Types keys and waits until the program's terminal has taken them. Returns their number of bytes.
+    /// Types keys and waits until the program's terminal has taken them. Returns their number of bytes. Keys that are not
+    /// taken in time are not typed later.
     pub(crate) async fn type_keys(&self, keys: Bytes) -> Result<usize, AgentError> {
-        let terminal = self.terminal()?;
-        let count = keys.len();
-        let typing = async {
-            let mut ticket = terminal.write_input(keys.clone()).await?;
-            ticket.written().await
-        };
-        match timeout(INPUT_TIMEOUT, typing).await {
-            Ok(Ok(_)) => {
-                // A full queue means a busy agent, which can do without the hint.
-                let _ = self.commands.try_send(AgentCommand::Keys(keys));
-                Ok(count)
-            }
-            Ok(Err(PtyError::Ended)) => Err(AgentError::Disappeared),
-            Ok(Err(error)) => Err(AgentError::SpawnFailed(error.to_string())),
-            Err(_) => Err(AgentError::NotTaken),
-        }
+        let deadline = Instant::now() + INPUT_TIMEOUT;
+        let queued = timeout_at(deadline, self.terminal()?.write_input(keys.clone())).await;
+        let ticket = queued.map_err(|_| AgentError::NotTaken)?.map_err(write_error)?;
+        wait_written(ticket, deadline).await?;
+        self.note_keys(&keys);
+        Ok(keys.len())
+    }
+
+    /// Types keys as [`Self::type_keys`], however long the program does not take them.
+    pub(crate) async fn type_keys_unhurried(&self, keys: Bytes) -> Result<usize, AgentError> {
+        let mut ticket = self.terminal()?.write_input(keys.clone()).await.map_err(write_error)?;
+        ticket.written().await.map_err(write_error)?;
+        self.note_keys(&keys);
+        Ok(keys.len())
+    }
+
+    fn note_keys(&self, keys: &Bytes) {
+        // A full queue means a busy agent, which can do without the hint.
+        let _ = self.commands.try_send(AgentCommand::Keys(keys.clone()));
+    }
+}
+
+/// Waits until an entry was written, and takes it back at the deadline: its sender is going to repeat it.
+pub(crate) async fn wait_written(mut ticket: WriteTicket, deadline: Instant) -> Result<(), AgentError> {
+    match timeout_at(deadline, ticket.written()).await {
+        Ok(written) => written.map(drop).map_err(write_error),
+        Err(_) if ticket.withdraw() => Err(AgentError::NotTaken),
+        Err(_) => Err(AgentError::PartlyTaken),
+    }
+}
+
+/// The error of a write that the terminal did not take.
+pub(crate) fn write_error(error: PtyError) -> AgentError {
+    match error {
+        PtyError::Ended => AgentError::Disappeared,
+        PtyError::InjectionQueueFull => AgentError::NotTaken,
+        PtyError::InvalidSize { .. }
+        | PtyError::PrepareHost(_)
+        | PtyError::AlreadyHosting
+        | PtyError::ShuttingDown
+        | PtyError::OpenTerminal(_)
+        | PtyError::WorkingDirectory { .. }
+        | PtyError::Execute { .. }
+        | PtyError::Terminal(_)
+        | PtyError::ProcessTable(_) => AgentError::SpawnFailed(error.to_string()),
     }
 }

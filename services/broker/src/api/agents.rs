@@ -35,7 +35,7 @@ pub(super) fn entry(agent: &AgentHandle) -> Value {
         "model": spec.model,
         "sessionId": spec.session_id,
         "team": spec.team,
-        "channels": spec.channels,
+        "channels": agent.channels(),
         "parent": spec.parent,
         "pid": info.pid(),
         "workerPid": info.pid(),
@@ -80,7 +80,14 @@ async fn change_channels(ready: &Ready, name: &str, body: &Body, verb: &str) -> 
     let event =
         if verb == "join" { Event::ChannelSubscribed { channels } } else { Event::ChannelUnsubscribed { channels } };
     services.hub.publish(name, &event);
-    Ok(Json(json!({ "name": name, "channels": joined_channels(ready, &agent).await? })))
+    let channels = joined_channels(ready, &agent).await?;
+    agent.set_channels(channels.clone());
+    let (roster, written, changed) = (services.roster.clone(), name.to_owned(), channels.clone());
+    let written = tokio::task::spawn_blocking(move || roster.set_channels(&written, changed)).await;
+    if let Ok(Err(error)) = written {
+        tracing::warn!(error = format!("{error:#}"), "an agent's channels are not written down");
+    }
+    Ok(Json(json!({ "name": name, "channels": channels })))
 }
 
 /// The agent's channels as the engine knows them.

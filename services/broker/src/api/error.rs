@@ -63,7 +63,7 @@ impl From<AgentError> for ApiError {
             AgentError::Invalid(_) => (StatusCode::BAD_REQUEST, "invalid_request"),
             AgentError::SpawnFailed(_) => (StatusCode::BAD_REQUEST, "spawn_failed"),
             AgentError::CapacityExceeded { .. } => (StatusCode::CONFLICT, "capacity_exceeded"),
-            AgentError::NotTaken => (StatusCode::GATEWAY_TIMEOUT, "worker_timeout"),
+            AgentError::NotTaken | AgentError::PartlyTaken => (StatusCode::GATEWAY_TIMEOUT, "worker_timeout"),
             AgentError::Disappeared => (StatusCode::SERVICE_UNAVAILABLE, "worker_disappeared"),
             AgentError::Link(LinkError::Unavailable) => (StatusCode::SERVICE_UNAVAILABLE, "engine_unavailable"),
             AgentError::Link(LinkError::Refused(refused)) if refused.code == "agent_already_exists" => {

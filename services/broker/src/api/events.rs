@@ -13,12 +13,12 @@ use tokio::time::{Duration, Instant, interval, timeout};
 use super::{
     error::ApiError,
     extract::{Query, Ready},
+    inbound::{Inbound, MAX_READ, close_too_large},
 };
 use crate::events::{Next, Subscription};
 
 const PING_EVERY: Duration = Duration::from_secs(30);
 const SILENCE: Duration = Duration::from_secs(60);
-const MAX_FRAME: usize = 1 << 20;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -40,7 +40,7 @@ pub(super) async fn stream(ready: Ready, Query(query): Query<SinceQuery>, upgrad
     match ready.services.hub.subscribe(query.since_seq.unwrap_or(0)) {
         Some(subscription) => {
             let closing = ready.0.inner.closing.clone();
-            upgrade.max_message_size(MAX_FRAME).on_upgrade(async move |socket| {
+            upgrade.max_message_size(MAX_READ).on_upgrade(async move |socket| {
                 closing.run_until_cancelled_owned(serve(socket, subscription)).await;
             })
         }
@@ -65,9 +65,10 @@ async fn serve(mut socket: WebSocket, mut subscription: Subscription) {
             },
             message = socket.recv() => {
                 last_inbound = Instant::now();
-                match message {
-                    Some(Ok(Message::Close(_)) | Err(_)) | None => return,
-                    Some(Ok(_)) => Ok(()),
+                match Inbound::from(message) {
+                    Inbound::Frame(_) => Ok(()),
+                    Inbound::TooLarge => return close_too_large(&mut socket).await,
+                    Inbound::Ended => return,
                 }
             }
             _ = pings.tick() => {

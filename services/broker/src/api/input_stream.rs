@@ -1,19 +1,31 @@
 //! `GET /api/input/{name}/stream`: keys over a WebSocket, with an ack for each frame in order.
 
+use std::{collections::VecDeque, pin::pin};
+
 use axum::{
     extract::{
         Path,
         ws::{Message, WebSocket, WebSocketUpgrade},
     },
-    response::Response,
+    http::StatusCode,
+    response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
 use serde_json::{Value, json};
+use tokio::time::{Duration, Instant, sleep_until};
 
-use super::{error::ApiError, extract::Ready};
+use super::{
+    error::ApiError,
+    extract::Ready,
+    inbound::{Inbound, MAX_READ, close_too_large, size},
+};
 use crate::agents::{AgentError, AgentHandle};
 
-const MAX_FRAME: usize = 1 << 20;
+/// Frames that wait for earlier ones to be typed. The socket is not read beyond it.
+const MOST_EARLY_BYTES: usize = 1 << 20;
+const MOST_EARLY: usize = 1024;
+/// Keys of a client that has left are typed within this time, or not at all.
+const LEFT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens the stream. An unknown or headless agent is refused after the upgrade: clients cannot read the body of a refused one.
 pub(super) async fn open(ready: Ready, Path(name): Path<String>, upgrade: WebSocketUpgrade) -> Response {
@@ -21,9 +33,20 @@ pub(super) async fn open(ready: Ready, Path(name): Path<String>, upgrade: WebSoc
         Some(_) => Err(AgentError::UnsupportedRuntime),
         None => Ok(agent),
     });
+    let place = match &agent {
+        Ok(agent) => match agent.input_streams.clone().try_acquire_owned() {
+            Ok(place) => Some(place),
+            Err(_) => {
+                let message = "16 input streams of this agent are open";
+                return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams", message).into_response();
+            }
+        },
+        Err(_) => None,
+    };
     let closing = ready.0.inner.closing.clone();
-    upgrade.max_message_size(MAX_FRAME).on_upgrade(async move |socket| {
+    upgrade.max_message_size(MAX_READ).on_upgrade(async move |socket| {
         closing.run_until_cancelled_owned(serve(socket, name, agent)).await;
+        drop(place);
     })
 }
 
@@ -36,25 +59,72 @@ async fn serve(mut socket: WebSocket, name: String, agent: Result<AgentHandle, A
     if send(&mut socket, &ready).await.is_err() {
         return;
     }
-    while let Some(Ok(message)) = socket.recv().await {
-        let keys = match message {
-            Message::Text(text) => keys_of(text.as_str()),
-            Message::Binary(bytes) => match std::str::from_utf8(&bytes) {
+    let mut frames = Frames { socket, early: VecDeque::new(), early_bytes: 0, end: None };
+    loop {
+        let keys = match frames.next().await {
+            Inbound::Frame(Message::Text(text)) => keys_of(text.as_str()),
+            Inbound::Frame(Message::Binary(bytes)) => match std::str::from_utf8(&bytes) {
                 Ok(_) => Ok(bytes),
                 Err(_) => Err("the frame is not UTF-8"),
             },
-            Message::Ping(_) | Message::Pong(_) => continue,
-            Message::Close(_) => return,
+            Inbound::Frame(_) => continue,
+            Inbound::TooLarge => return close_too_large(&mut frames.socket).await,
+            Inbound::Ended => return,
         };
         let answer = match keys {
-            Ok(keys) => match agent.type_keys(keys).await {
-                Ok(count) => json!({ "type": "pty_input_ack", "name": name, "bytes_written": count }),
-                Err(error) => return refuse(&mut socket, error.into()).await,
+            // A program that does not read is no error: the client goes on waiting for its ack.
+            Ok(keys) => match frames.while_taking(agent.type_keys_unhurried(keys)).await {
+                Some(Ok(count)) => json!({ "type": "pty_input_ack", "name": name, "bytes_written": count }),
+                Some(Err(error)) => return refuse(&mut frames.socket, error.into()).await,
+                None => return,
             },
             Err(problem) => error_frame("invalid_input", problem, 400),
         };
-        if send(&mut socket, &answer).await.is_err() {
+        // A client that has left gets no acks; what it has sent is typed all the same.
+        if send(&mut frames.socket, &answer).await.is_err() && frames.end.is_none() {
             return;
+        }
+    }
+}
+
+/// Frames of the client in their order, some of which come while earlier ones are typed.
+struct Frames {
+    socket: WebSocket,
+    early: VecDeque<Message>,
+    early_bytes: usize,
+    /// The last thing that came, and the instant.
+    end: Option<(Inbound, Instant)>,
+}
+
+impl Frames {
+    async fn next(&mut self) -> Inbound {
+        if let Some(frame) = self.early.pop_front() {
+            self.early_bytes -= size(&frame);
+            return Inbound::Frame(frame);
+        }
+        match self.end.take() {
+            Some((end, _)) => end,
+            None => self.socket.recv().await.into(),
+        }
+    }
+
+    /// Waits for a piece of work, and takes frames meanwhile. `None` if the client has left and the work takes too long.
+    async fn while_taking<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        loop {
+            let has_room = self.early_bytes < MOST_EARLY_BYTES && self.early.len() < MOST_EARLY;
+            let given_up_at = self.end.as_ref().map(|(_, at)| *at + LEFT_PATIENCE);
+            tokio::select! {
+                outcome = &mut work => return Some(outcome),
+                read = self.socket.recv(), if has_room && given_up_at.is_none() => match Inbound::from(read) {
+                    Inbound::Frame(frame) => {
+                        self.early_bytes += size(&frame);
+                        self.early.push_back(frame);
+                    }
+                    end @ (Inbound::TooLarge | Inbound::Ended) => self.end = Some((end, Instant::now())),
+                },
+                () = sleep_until(given_up_at.unwrap_or_else(Instant::now)), if given_up_at.is_some() => return None,
+            }
         }
     }
 }

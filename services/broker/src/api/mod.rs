@@ -7,6 +7,7 @@ mod delivery_mode;
 mod error;
 mod events;
 mod extract;
+mod inbound;
 mod input_stream;
 mod overview;
 mod reports;
@@ -29,6 +30,7 @@ use crate::runner;
 
 pub(crate) use error::ApiError;
 pub(crate) use extract::Ready;
+pub(crate) use inbound::{Inbound, MAX_READ, close_too_large};
 pub(crate) use spawning::{SpawnBody, release_agent, start_agent};
 pub(crate) use state::{Api, Broker, Inner};
 

@@ -293,8 +293,9 @@ pub(super) async fn release(ready: Ready, Path(name): Path<String>, body: Body) 
     Ok(Json(json!({ "success": true, "name": name })))
 }
 
-/// Releases an agent and waits until it has ended.
+/// Releases an agent and waits until it has ended, also one that is being started.
 pub(crate) async fn release_agent(services: &Services, name: &str, reason: Option<String>) {
+    services.agents.end_start(name).await;
     if let Ok(agent) = services.agents.get(name) {
         // An agent that ends by itself meanwhile is released as well.
         let _ = agent.ask(|reply| AgentCommand::Release { reason, reply }).await;

@@ -5,13 +5,13 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use relay_pty::{Injection, SnapshotFormat, TerminalSize};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::{Duration, timeout};
+use tokio::time::{Duration, Instant};
 
 use super::{
     error::{ApiError, ApiResult},
     extract::{Body, Path, Query, Ready},
 };
-use crate::agents::AgentError;
+use crate::agents::{AgentError, wait_written, write_error};
 
 /// Default time for a change of the model to be typed.
 const MODEL_TIMEOUT_MS: u64 = 10_000;
@@ -91,14 +91,11 @@ pub(super) async fn set_model(ready: Ready, Path(name): Path<String>, body: Body
         return Err(flagged(ApiError::invalid("model must be one line and not blank")));
     }
     let agent = ready.services.agents.get(&name).map_err(|error| flagged(error.into()))?;
-    let typing = async {
-        let terminal = agent.terminal()?;
-        let mut ticket =
-            terminal.inject(Injection::new(format!("/model {}", body.model))).map_err(|_| AgentError::NotTaken)?;
-        ticket.written().await.map_err(|_| AgentError::Disappeared)
-    };
     let limit = Duration::from_millis(body.timeout_ms.unwrap_or(MODEL_TIMEOUT_MS).min(MODEL_TIMEOUT_MS * 2));
-    let typed = timeout(limit, typing).await.unwrap_or(Err(AgentError::NotTaken));
-    typed.map_err(|error| flagged(error.into()))?;
+    let typed = async {
+        let injected = agent.terminal()?.inject(Injection::new(format!("/model {}", body.model)));
+        wait_written(injected.map_err(write_error)?, Instant::now() + limit).await
+    };
+    typed.await.map_err(|error| flagged(error.into()))?;
     Ok(Json(json!({ "success": true, "name": name, "model": body.model })))
 }
