@@ -3,14 +3,15 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    pin::pin,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use relay_wire::nodes::{engine_frame::ActionInvoke, frame::ActionResult};
 use serde_json::{Map, Value, json};
 use tokio::{
-    sync::mpsc,
-    time::{Duration, Instant, timeout_at},
+    sync::{Semaphore, mpsc},
+    time::{Duration, Instant, timeout, timeout_at},
 };
 
 use crate::{
@@ -29,6 +30,8 @@ const ACCEPT_AFTER: Duration = Duration::from_secs(10);
 /// Results remembered, to be repeated for a repeated invocation.
 const REMEMBERED: usize = 1024;
 const REMEMBERED_FOR: Duration = Duration::from_secs(60 * 60);
+/// Invocations that are handled at the same time.
+const SIDE_BY_SIDE: usize = 256;
 
 /// Outcomes by invocation; absent while one is being handled.
 #[derive(Debug, Default)]
@@ -50,6 +53,7 @@ pub(crate) struct Handlers {
 pub(crate) async fn run(handlers: Handlers, mut invocations: mpsc::Receiver<ActionInvoke>) {
     let services = handlers.services.clone();
     let outcomes = Arc::<Mutex<Outcomes>>::default();
+    let places = Arc::new(Semaphore::new(SIDE_BY_SIDE));
     while let Some(invoke) = invocations.recv().await {
         let id = invoke.invocation_id.clone();
         let known = {
@@ -65,9 +69,13 @@ pub(crate) async fn run(handlers: Handlers, mut invocations: mpsc::Receiver<Acti
             // It is being handled.
             Some(None) => {}
             None => {
-                let (handlers, outcomes) = (handlers.clone(), outcomes.clone());
+                let (handlers, outcomes, place) =
+                    (handlers.clone(), outcomes.clone(), places.clone().try_acquire_owned());
                 services.tasks.spawn(async move {
-                    let outcome = handle(&handlers, invoke).await;
+                    let outcome = match &place {
+                        Ok(_) => handle(&handlers, invoke).await,
+                        Err(_) => Err(UNAVAILABLE.to_owned()),
+                    };
                     // An engine gives the same invocation again when no handler was there.
                     let is_final = outcome != Err(UNAVAILABLE.to_owned());
                     outcomes
@@ -84,19 +92,21 @@ pub(crate) async fn run(handlers: Handlers, mut invocations: mpsc::Receiver<Acti
 impl Outcomes {
     fn begin(&mut self, id: &str) {
         let now = Instant::now();
-        while let Some((oldest, began)) = self.order.front()
-            && (self.order.len() >= REMEMBERED
-                || (now.duration_since(*began) >= REMEMBERED_FOR && self.is_finished(oldest)))
-        {
-            self.known.remove(oldest);
-            self.order.pop_front();
-        }
+        let is_old = |began: &Instant| now.duration_since(*began) >= REMEMBERED_FOR;
+        let mut surplus = (self.order.len() + 1).saturating_sub(REMEMBERED);
+        // Only finished ones: the outcome of another is still to come.
+        let known = &mut self.known;
+        self.order.retain(|(id, began)| {
+            let is_finished = known.get(id).is_none_or(Option::is_some);
+            let is_forgotten = is_finished && (surplus > 0 || is_old(began));
+            if is_forgotten {
+                known.remove(id);
+                surplus = surplus.saturating_sub(1);
+            }
+            !is_forgotten
+        });
         self.known.insert(id.to_owned(), None);
         self.order.push_back((id.to_owned(), now));
-    }
-
-    fn is_finished(&self, id: &str) -> bool {
-        self.known.get(id).is_none_or(Option::is_some)
     }
 
     /// Remembers an outcome; without one the invocation is handled anew when it comes again.
@@ -115,11 +125,28 @@ impl Outcomes {
 async fn handle(handlers: &Handlers, invoke: ActionInvoke) -> Result<Value, String> {
     let Handlers { services, spawner, runners } = handlers;
     match invoke.action.as_str() {
-        "release" => release(services, &invoke).await,
+        "release" => keep(services, &invoke, release(services, &invoke)).await,
         action if runners.has_handler(action) => run_handler(services, runners, invoke).await,
-        "spawn" => spawn(services, spawner, &invoke).await,
-        action if action.starts_with("spawn:") => spawn(services, spawner, &invoke).await,
+        action if action == "spawn" || action.starts_with("spawn:") => {
+            keep(services, &invoke, spawn(services, spawner, &invoke)).await
+        }
         _ => Err(UNAVAILABLE.to_owned()),
+    }
+}
+
+/// Waits for the broker's own work, and keeps the engine from taking the invocation away when it takes longer.
+async fn keep(
+    services: &Services,
+    invoke: &ActionInvoke,
+    work: impl Future<Output = Result<Value, String>>,
+) -> Result<Value, String> {
+    let mut work = pin!(work);
+    match timeout(ACCEPT_AFTER, &mut work).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            services.link.accept(&invoke.invocation_id);
+            work.await
+        }
     }
 }
 
@@ -217,4 +244,25 @@ fn result(invocation_id: String, outcome: Result<Value, String>) -> ActionResult
         Err(error) => (None, Some(error)),
     };
     ActionResult { invocation_id, output, error, is_final: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn outcomes_are_forgotten_by_age_and_number_and_never_before_they_are_known() {
+        let mut outcomes = Outcomes::default();
+        outcomes.begin("open");
+        for number in 0..REMEMBERED + 10 {
+            let id = number.to_string();
+            outcomes.begin(&id);
+            outcomes.finish(&id, Some(Ok(Value::Null)));
+        }
+        assert_eq!(outcomes.known.len(), REMEMBERED);
+        assert!(outcomes.known.contains_key("open") && !outcomes.known.contains_key("0"));
+        tokio::time::advance(REMEMBERED_FOR).await;
+        outcomes.begin("new");
+        assert_eq!((outcomes.known.len(), outcomes.order.len()), (2, 2));
+    }
 }
