@@ -6,7 +6,7 @@ pub(crate) const AGENTS: &str = "relay_node_agents";
 pub(crate) const SPAWNS: &str = "relay_node_spawns_total";
 /// Agents that ended with an error. Counter; label `category`: `segfault`, `oom`, `signal`, `error`.
 pub(crate) const CRASHES: &str = "relay_node_crashes_total";
-/// Frames for hosted agents. Counter; label `result`: `taken`, `repeated`, `early`, `full`, `other_agent`.
+/// Frames for hosted agents. Counter; label `result`: `taken`, `repeated`, `early`, `full`, `dropped`, `other_agent`.
 pub(crate) const FRAMES: &str = "relay_node_frames_total";
 /// Texts handed to a terminal. Counter; labels `harness`, `attempt`.
 pub(crate) const INJECTIONS: &str = "relay_node_injections_total";
@@ -36,5 +36,18 @@ pub(crate) const OUTPUT_DROPPED_BYTES: &str = "relay_node_output_dropped_bytes_t
 pub(crate) const RECEIPTS_DROPPED: &str = "relay_node_receipts_dropped_total";
 /// Events of agents for the engine dropped: their queue was full, or the engine has refused them. Counter.
 pub(crate) const REPORTS_DROPPED: &str = "relay_node_reports_dropped_total";
+/// Requests of agents to save or load notes dropped: another one waited. Counter.
+pub(crate) const CONTINUITY_DROPPED: &str = "relay_node_continuity_dropped_total";
+/// Entries of a queue of the broker. Gauge; label `queue`: `mailboxes`, `early_frames`, `injections`, `ledger`,
+/// `link_requests`, `node_socket`, `receipts`, `reports`.
+pub(crate) const QUEUE_ITEMS: &str = "relay_node_queue_items";
+/// Entries dropped or given back for want of room. Counter; label `queue`: `invocations`, `link_requests`, `runner`.
+pub(crate) const QUEUE_DROPPED: &str = "relay_node_queue_dropped_total";
+/// Bytes of messages that wait to be typed. Gauge.
+pub(crate) const MAILBOX_BYTES: &str = "relay_node_mailbox_bytes";
+/// Bytes of keys that wait to be typed. Gauge.
+pub(crate) const KEYS_BYTES: &str = "relay_node_keys_bytes";
+/// Bytes of output that were read and not delivered. Gauge.
+pub(crate) const UNDELIVERED_BYTES: &str = "relay_node_undelivered_output_bytes";
 /// Connections to the engine lost. Counter.
 pub(crate) const CONNECTIONS_LOST: &str = "relay_node_connections_lost_total";

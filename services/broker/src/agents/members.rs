@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::future::join_all;
 
 use super::Spawner;
-use crate::engine::Identity;
+use crate::{engine::Identity, engine_link::EngineLink};
 
 /// The workspaces, the default one first. Never empty. Clones are the same.
 #[derive(Clone)]
@@ -52,6 +52,11 @@ impl Members {
     /// Whether all nodes are registered.
     pub(crate) fn are_connected(&self) -> bool {
         self.all.iter().all(|member| member.services().link.is_up())
+    }
+
+    /// The sockets of the workspaces.
+    pub(crate) fn links(&self) -> impl Iterator<Item = &EngineLink> {
+        self.all.iter().map(|member| &member.services().link)
     }
 
     /// Says goodbye to the engine in all workspaces.

@@ -1,12 +1,14 @@
-//! Records of the past for drivers and operators: crashes, deliveries that failed, figures of verification. Filled by the
+//! Records of the past for drivers and operators: crashes, deliveries that failed, figures of verification, lengths of queues. Filled by the
 //! tasks of agents, read by the API.
 
 mod crashes;
 mod dead_letters;
 mod figures;
+mod queue_gauges;
 mod verification_book;
 
 pub(crate) use crashes::{CrashInsights, CrashLog};
 pub(crate) use dead_letters::{DeadLetter, DeadLetters};
 pub(crate) use figures::Outcome;
+pub(crate) use queue_gauges::{count_dropped, show_queues};
 pub(crate) use verification_book::{ProgramVersion, VerificationBook};

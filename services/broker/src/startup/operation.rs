@@ -19,7 +19,7 @@ use crate::{
     cli::Init,
     engine::{Engine, Identity},
     engine_link::{LinkSettings, LinkTask, Manifest},
-    insight::VerificationBook,
+    insight::{VerificationBook, show_queues},
     invocations::{self, Handlers},
     restore,
     runner::Runners,
@@ -84,12 +84,13 @@ impl Operation {
         let joined =
             identities.into_iter().map(|identity| serve_workspace(settings, &shared, &runners, identity, tasks));
         let (members, invocations): (Vec<Spawner>, Vec<JoinHandle<()>>) = joined.unzip();
+        let members = Members::new(members);
         let reporters = vec![
+            tasks.spawn("queue-gauges", show_queues(members.clone())),
             tasks.spawn("reports", run_reports(engine.clone(), reports_inbox)),
             tasks.spawn("receipts", run_receipts(engine, api.hub.clone(), receipts_inbox)),
             tasks.spawn("verification-file", verification.keep_written()),
         ];
-        let members = Members::new(members);
         let services = members.default_workspace().services().clone();
         let is_new = api.broker.set(Broker { services: services.clone(), members: members.clone(), runners }).is_ok();
         debug_assert!(is_new, "the broker is set once");

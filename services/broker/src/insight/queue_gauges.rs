@@ -1,0 +1,61 @@
+//! Lengths of the broker's queues as metrics. Queues of one connection show theirs where they are.
+
+use std::time::Duration;
+
+use tokio::time::interval;
+
+use crate::{
+    agents::{Members, Shared},
+    metric_names,
+};
+
+/// Lengths are shown so often.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Shows the lengths until the broker stops.
+pub(crate) async fn show_queues(members: Members) {
+    let mut ticks = interval(EVERY);
+    loop {
+        ticks.tick().await;
+        show_shared(&members.default_workspace().services().shared);
+        let (mut messages, mut bytes, mut early, mut requests) = (0, 0, 0, 0);
+        for link in members.links() {
+            requests += link.waiting_requests();
+            for length in link.mailbox_lengths() {
+                messages += length.messages;
+                bytes += length.bytes;
+                early += length.early;
+            }
+        }
+        show("mailboxes", messages);
+        show("early_frames", early);
+        show("link_requests", requests);
+        metrics::gauge!(metric_names::MAILBOX_BYTES).set(bytes as f64);
+    }
+}
+
+fn show_shared(shared: &Shared) {
+    show("ledger", shared.ledger.waiting());
+    show("receipts", shared.receipts.max_capacity() - shared.receipts.capacity());
+    show("reports", shared.reports.max_capacity() - shared.reports.capacity());
+    metrics::gauge!(metric_names::UNDELIVERED_BYTES).set(shared.host.undelivered_output_bytes() as f64);
+    let (mut keys, mut injections) = (0, 0);
+    for agent in shared.agents.list() {
+        if let Some(terminal) = &agent.info.borrow().terminal {
+            let status = terminal.input_status();
+            keys += status.input_bytes;
+            injections += status.injection_count;
+        }
+    }
+    show("injections", injections);
+    metrics::gauge!(metric_names::KEYS_BYTES).set(keys as f64);
+}
+
+fn show(queue: &'static str, length: usize) {
+    metrics::gauge!(metric_names::QUEUE_ITEMS, "queue" => queue).set(length as f64);
+}
+
+/// Counts an entry for which a queue had no room.
+pub(crate) fn count_dropped(queue: &'static str) {
+    metrics::counter!(metric_names::QUEUE_DROPPED, "queue" => queue).increment(1);
+}
