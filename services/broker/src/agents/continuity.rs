@@ -49,6 +49,35 @@ pub(super) enum ContinuityRequest {
     Uncertain(String),
 }
 
+/// Turns of an agent's requests: one is worked on and one waits. A program that prints blocks without end gets no more.
+#[derive(Debug, Default)]
+pub(super) struct ContinuityTurns {
+    is_busy: bool,
+    waiting: Option<ContinuityRequest>,
+}
+
+impl ContinuityTurns {
+    /// Takes a request. Returns it if it is its turn; one that finds another waiting is dropped, as `Err`.
+    pub(super) fn add(&mut self, request: ContinuityRequest) -> Result<Option<ContinuityRequest>, ContinuityRequest> {
+        if !self.is_busy {
+            self.is_busy = true;
+            return Ok(Some(request));
+        }
+        if self.waiting.is_some() {
+            return Err(request);
+        }
+        self.waiting = Some(request);
+        Ok(None)
+    }
+
+    /// The work on a request has ended. Returns the one that waited.
+    pub(super) fn finish(&mut self) -> Option<ContinuityRequest> {
+        let next = self.waiting.take();
+        self.is_busy = next.is_some();
+        next
+    }
+}
+
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Place {
     #[default]
@@ -266,5 +295,16 @@ mod tests {
             assert_eq!(notes.load(agent).expect("notes"), Some(saved));
         }
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[test]
+    fn one_request_is_worked_on_and_one_waits() {
+        let save = || ContinuityRequest::Save("x".into());
+        let mut turns = ContinuityTurns::default();
+        assert_eq!(turns.add(save()), Ok(Some(save())));
+        assert_eq!(turns.add(ContinuityRequest::Load), Ok(None));
+        assert_eq!(turns.add(save()), Err(save()));
+        assert_eq!(turns.finish(), Some(ContinuityRequest::Load));
+        assert_eq!((turns.finish(), turns.add(save())), (None, Ok(Some(save()))));
     }
 }

@@ -1,7 +1,7 @@
 //! What happens to a running agent, and what its task does about it.
 
 use bytes::Bytes;
-use relay_pty::{Injection, LeadKeys, OutputChunk, PasteStyle, SnapshotFormat, TerminalEvent};
+use relay_pty::{Injection, LeadKeys, OutputChunk, PasteStyle, PtyError, SnapshotFormat, TerminalEvent};
 use relay_verification::{Timestamp, echo::squash};
 use tokio::time::Duration;
 
@@ -26,6 +26,8 @@ const DISMISS: &[u8] = b"\x1b";
 const DISMISS_PAUSE: Duration = Duration::from_millis(100);
 /// Ack files are looked for so often while any can come.
 const ACK_FILES_EVERY: Duration = Duration::from_millis(200);
+/// Ack files that nobody waits for are looked for so often while the agent has anything to do.
+const ACK_SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
 /// The screen is looked at so often while a delivery depends on it.
 const SCREEN_EVERY: Duration = Duration::from_millis(500);
 /// A prompt counts as rest after so long without output.
@@ -60,7 +62,10 @@ impl AgentTask {
 
     pub(super) fn on_terminal_event(&self, running: &mut Running, event: Option<TerminalEvent>) -> Option<ProcessEnd> {
         match event {
-            Some(TerminalEvent::Output(chunk)) => self.on_output(running, &chunk),
+            Some(TerminalEvent::Output(chunk)) => {
+                self.on_output(running, &chunk);
+                None
+            }
             Some(TerminalEvent::InjectionBegan { id, .. }) => {
                 if let Some(key) = running.keys.remove(&id) {
                     let now = running.tick();
@@ -79,7 +84,7 @@ impl AgentTask {
         }
     }
 
-    fn on_output(&self, running: &mut Running, chunk: &OutputChunk) -> Option<ProcessEnd> {
+    fn on_output(&self, running: &mut Running, chunk: &OutputChunk) {
         running.latest = clock::timestamp(chunk.read_at()).max(running.latest);
         let at = running.latest;
         running.last_output_at = at;
@@ -94,8 +99,12 @@ impl AgentTask {
         }
         self.perform(running, effects);
         self.on_visible_text(running, at, &text);
-        let wants_end = running.exit_line.on_text(at, &text) && running.pipeline.unsettled_count() == 0;
-        wants_end.then(|| {
+        running.wants_end |= running.exit_line.on_text(at, &text);
+    }
+
+    /// Ends an agent that has asked for it, once no message waits for its verdict.
+    pub(super) fn judge_end(&self, running: &Running) -> Option<ProcessEnd> {
+        (running.wants_end && running.pipeline.unsettled_count() == 0).then(|| {
             self.publish(&Event::AgentExit { reason: "agent_requested" });
             ProcessEnd::Exited { exit: relay_pty::Exit::Code(0), was_requested: true }
         })
@@ -219,11 +228,7 @@ impl AgentTask {
             Done::FailureReported(failure) => {
                 self.acknowledge(failure.message.seq);
             }
-            Done::Notes(notes) => {
-                if let Some(notes) = notes {
-                    self.on_notes(running, &notes);
-                }
-            }
+            Done::Notes(notes) => self.on_continuity_done(running, notes),
             Done::AckFiles(files) => {
                 running.is_reading_ack_files = false;
                 let now = running.tick();
@@ -253,7 +258,7 @@ impl AgentTask {
                 Effect::Dequeued(message) => {
                     running.notes.add_message(&message.author.name, &message.body);
                     if message.is_in_mailbox() && self.mailbox.on_typed(&message) {
-                        self.launch.services.link.reconnect();
+                        self.launch.services.link.fetch_refused();
                     }
                 }
                 Effect::Publish(event) => self.publish(&event),
@@ -288,10 +293,9 @@ impl AgentTask {
     }
 
     fn type_text(&self, running: &mut Running, request: TypeRequest) {
-        let TypeRequest { key, text, lead, attempt } = request;
         let harness = self.launch.harness.as_ref();
-        let mut injection = Injection::new(text);
-        injection.lead = match lead {
+        let mut injection = Injection::new(request.text.clone());
+        injection.lead = match request.lead {
             Lead::Nothing => None,
             Lead::Interrupt => Some(LeadKeys { keys: Bytes::from_static(INTERRUPT), pause: INTERRUPT_PAUSE }),
             Lead::Dismiss => Some(LeadKeys { keys: Bytes::from_static(DISMISS), pause: DISMISS_PAUSE }),
@@ -302,13 +306,15 @@ impl AgentTask {
         }
         running.exit_line.on_typed(running.latest, &injection.text);
         running.continuity.on_typed(running.latest, &injection.text);
-        let labels = [("harness", self.launch.handle.harness.clone()), ("attempt", attempt.to_string())];
-        metrics::counter!(metric_names::INJECTIONS, &labels).increment(1);
         match running.process.terminal.inject(injection) {
             Ok(mut ticket) => {
+                let (key, attempt) = (request.key, request.attempt.to_string());
+                let labels = [("harness", self.launch.handle.harness.clone()), ("attempt", attempt)];
+                metrics::counter!(metric_names::INJECTIONS, &labels).increment(1);
                 running.keys.insert(ticket.id(), key);
                 running.works.push(Box::pin(async move { Done::Written { key, result: ticket.written().await } }));
             }
+            Err(PtyError::InjectionQueueFull) => running.pipeline.on_refused(running.latest, request),
             // The program is ending; its messages are kept.
             Err(error) => tracing::debug!(agent.name = self.name(), %error, "a message cannot be typed"),
         }
@@ -361,6 +367,11 @@ impl AgentTask {
 
     fn look_for_ack_files(&self, running: &mut Running, now: Timestamp) {
         let Some(folder) = &self.launch.ack_folder else { return };
+        if now >= running.ack_sweep_due {
+            running.ack_sweep_due = now + ACK_SWEEP_EVERY;
+            let folder = folder.clone();
+            self.launch.services.tasks.spawn_blocking(move || folder.sweep());
+        }
         if running.is_reading_ack_files || now < running.ack_files_due {
             return;
         }

@@ -29,7 +29,7 @@ mod task;
 pub(crate) use ack_watch::AckWatch;
 pub(crate) use activity::{AgentInfo, AgentState};
 pub(crate) use agent_error::AgentError;
-pub(crate) use command::{AgentCommand, AgentHandle, Drained, PendingMessage};
+pub(crate) use command::{AgentCommand, AgentHandle, Drained, PendingMessage, wait_written, write_error};
 pub(crate) use continuity::ContinuityFolder;
 pub(crate) use environment::MARKER;
 pub(crate) use headless::{AppServerConfig, Headless};

@@ -6,7 +6,7 @@ use relay_pty::{EventStream, ProcessIdentity, PtyError, SpawnRequest, Terminal};
 use tokio::time::Instant;
 
 use super::{
-    AgentError, AgentHandle, Services, SessionSource, ack_files::AckFolder, ack_watch::WatchedFolder,
+    AgentError, AgentHandle, AgentSpec, Services, SessionSource, ack_files::AckFolder, ack_watch::WatchedFolder,
     environment::environment, mcp::mcp_servers,
 };
 use crate::{harness::Harness, insight::ProgramVersion, state::AgentRecord};
@@ -71,7 +71,7 @@ impl Launch {
     pub(super) async fn write_down(&self, marker: String, identity: ProcessIdentity) -> Result<(), AgentError> {
         let Self { services, handle, .. } = self;
         let record = AgentRecord {
-            spec: handle.spec.as_ref().clone(),
+            spec: AgentSpec { channels: handle.channels(), ..handle.spec.as_ref().clone() },
             agent_id: handle.agent_id.clone(),
             marker,
             pid: identity.pid,

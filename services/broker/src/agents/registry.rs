@@ -6,6 +6,7 @@ use std::{
 };
 
 use subtle::ConstantTimeEq as _;
+use tokio_util::sync::CancellationToken;
 
 use super::{AgentError, AgentHandle};
 use crate::metric_names;
@@ -18,8 +19,17 @@ pub(crate) struct Agents {
 
 #[derive(Debug)]
 enum Slot {
-    Starting,
+    Starting(Start),
     Running(AgentHandle),
+}
+
+/// A start that others may end or wait for. Clones are the same start.
+#[derive(Debug, Clone, Default)]
+struct Start {
+    /// The agent was released before it ran.
+    released: CancellationToken,
+    /// The agent runs, or the start has failed.
+    over: CancellationToken,
 }
 
 /// A name that is being used for a start. Dropping it frees the name, unless the agent runs.
@@ -27,6 +37,7 @@ enum Slot {
 pub(super) struct Reservation {
     agents: Arc<Agents>,
     name: String,
+    start: Start,
 }
 
 impl Agents {
@@ -39,16 +50,27 @@ impl Agents {
         if max > 0 && slots.len() >= max as usize {
             return Err(AgentError::CapacityExceeded { max });
         }
-        slots.insert(name.to_owned(), Slot::Starting);
+        let start = Start::default();
+        slots.insert(name.to_owned(), Slot::Starting(start.clone()));
         metrics::gauge!(metric_names::AGENTS).set(slots.len() as f64);
-        Ok(Reservation { agents: self.clone(), name: name.to_owned() })
+        Ok(Reservation { agents: self.clone(), name: name.to_owned(), start })
+    }
+
+    /// Ends the start of an agent that does not run yet, and waits until it runs all the same or is given up.
+    pub(crate) async fn end_start(&self, name: &str) {
+        let start = match self.slots.read().unwrap_or_else(PoisonError::into_inner).get(name) {
+            Some(Slot::Starting(start)) => start.clone(),
+            Some(Slot::Running(_)) | None => return,
+        };
+        start.released.cancel();
+        start.over.cancelled().await;
     }
 
     /// The running agent of a name.
     pub(crate) fn get(&self, name: &str) -> Result<AgentHandle, AgentError> {
         match self.slots.read().unwrap_or_else(PoisonError::into_inner).get(name) {
             Some(Slot::Running(handle)) => Ok(handle.clone()),
-            Some(Slot::Starting) | None => Err(AgentError::NotFound { name: name.to_owned() }),
+            Some(Slot::Starting(_)) | None => Err(AgentError::NotFound { name: name.to_owned() }),
         }
     }
 
@@ -57,7 +79,7 @@ impl Agents {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         let running = slots.values().filter_map(|slot| match slot {
             Slot::Running(handle) => Some(handle.clone()),
-            Slot::Starting => None,
+            Slot::Starting(_) => None,
         });
         running.collect()
     }
@@ -83,6 +105,11 @@ impl Agents {
 }
 
 impl Reservation {
+    /// Cancelled when the agent is released before it runs.
+    pub(super) fn released(&self) -> CancellationToken {
+        self.start.released.clone()
+    }
+
     /// The agent runs under the name.
     pub(super) fn run(self, handle: AgentHandle) {
         let mut slots = self.agents.slots.write().unwrap_or_else(PoisonError::into_inner);
@@ -93,9 +120,30 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut slots = self.agents.slots.write().unwrap_or_else(PoisonError::into_inner);
-        if matches!(slots.get(&self.name), Some(Slot::Starting)) {
+        if matches!(slots.get(&self.name), Some(Slot::Starting(_))) {
             slots.remove(&self.name);
             metrics::gauge!(metric_names::AGENTS).set(slots.len() as f64);
         }
+        drop(slots);
+        self.start.over.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_release_ends_a_start_and_waits_for_it() {
+        let agents = Arc::<Agents>::default();
+        let reservation = agents.reserve("ada", 0).expect("a free name");
+        let released = reservation.released();
+        let start = async {
+            released.cancelled().await;
+            drop(reservation);
+        };
+        tokio::join!(agents.end_start("ada"), start);
+        agents.end_start("ada").await;
+        agents.reserve("ada", 1).expect("the name is free");
     }
 }

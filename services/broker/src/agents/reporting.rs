@@ -15,7 +15,7 @@ use super::{
 use crate::{
     clock,
     events::Event,
-    injection::{Failure, Settlement},
+    injection::{DeliveryMode, Failure, Settlement},
     mailbox::{Author, Message, Origin, Urgency},
     metric_names,
 };
@@ -144,7 +144,28 @@ impl AgentTask {
         [block, rest, blocked, running.status.next_report()].into_iter().flatten().min()
     }
 
-    fn on_continuity(&self, running: &Running, request: ContinuityRequest) {
+    fn on_continuity(&self, running: &mut Running, request: ContinuityRequest) {
+        // Notes that wait to be typed are those that another load would bring.
+        let is_repeated = request == ContinuityRequest::Load && running.pipeline.has_waiting_notes();
+        let turn = if is_repeated { Err(request) } else { running.continuity_turns.add(request) };
+        match turn {
+            Ok(Some(request)) => self.begin_continuity(running, request),
+            Ok(None) => {}
+            Err(_) => metrics::counter!(metric_names::CONTINUITY_DROPPED).increment(1),
+        }
+    }
+
+    /// The work on a request has ended, with notes to be typed back if it was a load.
+    pub(super) fn on_continuity_done(&self, running: &mut Running, notes: Option<Box<Notes>>) {
+        if let Some(notes) = notes {
+            self.on_notes(running, &notes);
+        }
+        if let Some(next) = running.continuity_turns.finish() {
+            self.begin_continuity(running, next);
+        }
+    }
+
+    fn begin_continuity(&self, running: &mut Running, request: ContinuityRequest) {
         let (folder, agent) = (self.launch.services.settings.continuity.clone(), self.name().to_owned());
         let task = self.launch.handle.spec.task.clone();
         let last_messages = running.notes.last_messages.clone();
@@ -177,9 +198,9 @@ impl AgentTask {
     }
 
     /// Types notes back to the agent.
-    pub(super) fn on_notes(&self, running: &mut Running, notes: &Notes) {
+    fn on_notes(&self, running: &mut Running, notes: &Notes) {
         let id = format!("cont_load_{}", uuid::Uuid::new_v4().simple());
-        running.pipeline.enqueue(Message {
+        let message = Message {
             delivery_id: id.clone(),
             event_id: id,
             seq: None,
@@ -191,6 +212,8 @@ impl AgentTask {
             urgency: Urgency::Wait,
             origin: Origin::Continuity,
             queued_at_ms: clock::unix_ms(),
-        });
+        };
+        self.publish_arrival(&message, DeliveryMode::AutoInject);
+        running.pipeline.enqueue(message);
     }
 }

@@ -1,17 +1,18 @@
 //! [`Services`]: what the tasks of all agents share.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet, VecDeque},
     ops::Deref,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 
+use futures::{StreamExt as _, stream::poll_fn};
 use relay_pty::{Account, PtyHost};
 use relay_verification::Level;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::timeout};
 use tokio_util::task::TaskTracker;
 
 use super::{AckWatch, Agents, ContinuityFolder};
@@ -24,6 +25,12 @@ use crate::{
     metric_names,
     state::{Ledger, ProjectFiles, Roster},
 };
+
+/// Time for the report that a message was read.
+const RECEIPT_TIMEOUT: Duration = Duration::from_secs(2);
+const RECEIPTS_SIDE_BY_SIDE: usize = 8;
+/// Messages remembered as reported.
+const MOST_REPORTED: usize = 4096;
 
 /// What the agents of one workspace share. Cheap to share.
 #[derive(Clone)]
@@ -160,18 +167,74 @@ pub(crate) struct Receipt {
     pub(crate) delivery: DeliveryRef,
 }
 
-/// Reports messages as read, one after the other; never on the way of an ack.
+/// Reports messages as read, several side by side and each once; never on the way of an ack.
 pub(crate) async fn run_receipts(engine: Engine, hub: Arc<Hub>, mut receipts: mpsc::Receiver<Receipt>) {
-    while let Some(Receipt { agent, token, delivery }) = receipts.recv().await {
-        let path = ["messages", delivery.event_id.as_str(), "read"];
-        let outcome = engine.call(Request::post(&path, &token, json!({}))).await;
-        let (status, reason) = match outcome {
-            Ok(_) => ("marked", None),
-            Err(error) => {
-                tracing::info!(agent.name = agent, %error, "a read receipt was not taken");
-                ("failed", Some(error.to_string()))
+    let mut reported = ReportedReads::default();
+    let receipts = poll_fn(move |context| receipts.poll_recv(context)).map(|receipt| {
+        let is_new = reported.insert(&receipt);
+        (receipt, is_new)
+    });
+    receipts
+        .for_each_concurrent(RECEIPTS_SIDE_BY_SIDE, async |(receipt, is_new)| {
+            let Receipt { agent, token, delivery } = receipt;
+            let (status, reason) =
+                if is_new { report_read(&engine, &token, &delivery).await } else { ("suppressed_duplicate", None) };
+            if let Some(error) = &reason {
+                tracing::info!(agent.name = agent, error, "a read receipt was not taken");
             }
+            hub.publish(&agent, &Event::DeliveryReadAck { delivery, status, reason });
+        })
+        .await;
+}
+
+async fn report_read(engine: &Engine, token: &str, delivery: &DeliveryRef) -> (&'static str, Option<String>) {
+    let path = ["messages", delivery.event_id.as_str(), "read"];
+    match timeout(RECEIPT_TIMEOUT, engine.call(Request::post(&path, token, json!({})))).await {
+        Ok(Ok(_)) => ("marked", None),
+        Ok(Err(error)) => ("failed", Some(error.to_string())),
+        Err(_) => ("failed", Some("the engine has not answered in time".to_owned())),
+    }
+}
+
+/// The messages reported last, by reader.
+#[derive(Debug, Default)]
+struct ReportedReads {
+    known: HashSet<(String, String)>,
+    order: VecDeque<(String, String)>,
+}
+
+impl ReportedReads {
+    /// Returns `false` if the message was reported before.
+    fn insert(&mut self, receipt: &Receipt) -> bool {
+        let key = (receipt.agent.clone(), receipt.delivery.event_id.clone());
+        if !self.known.insert(key.clone()) {
+            return false;
+        }
+        self.order.push_back(key);
+        if self.order.len() > MOST_REPORTED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_reported_as_read_once_for_each_reader() {
+        let receipt = |agent: &str, event: usize| Receipt {
+            agent: agent.to_owned(),
+            token: String::new(),
+            delivery: DeliveryRef { delivery_id: String::new(), event_id: event.to_string() },
         };
-        hub.publish(&agent, &Event::DeliveryReadAck { delivery, status, reason });
+        let mut reported = ReportedReads::default();
+        assert!(reported.insert(&receipt("ada", 0)) && reported.insert(&receipt("bob", 0)));
+        assert!(!reported.insert(&receipt("ada", 0)));
+        assert!((1..=MOST_REPORTED).all(|event| reported.insert(&receipt("ada", event))));
+        assert_eq!((reported.known.len(), reported.insert(&receipt("ada", 0))), (MOST_REPORTED, true));
     }
 }

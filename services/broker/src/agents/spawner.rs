@@ -1,23 +1,24 @@
 //! [`Spawner`]: from a request to a running agent, with every step undone if a later one fails.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
 };
 
+use futures::future::BoxFuture;
 use relay_pty::ProcessIdentity;
 use relay_verification::{RequiredChannels, strategy::Strategy};
 use relay_wire::nodes::frame::AgentRegister;
 use serde_json::json;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     time::timeout,
 };
 
 use super::{
     AgentCommand, AgentError, AgentHandle, AgentInfo, AgentSpec, ResultSchema, Services, SpawnSource,
     ack_files::AckFolder,
-    command::COMMANDS,
+    command::{COMMANDS, INPUT_STREAMS},
     headless::HeadlessTask,
     mcp::configure_servers,
     process::{Launch, StartedProcess},
@@ -47,6 +48,14 @@ pub(crate) struct Spawned {
     pub(crate) warning: Option<String>,
 }
 
+/// An agent whose task does not run yet.
+struct Started {
+    handle: AgentHandle,
+    /// None without a terminal.
+    pid: Option<i32>,
+    life: BoxFuture<'static, ()>,
+}
+
 /// Starts agents. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct Spawner {
@@ -74,13 +83,15 @@ impl Spawner {
         spec.workspace = Some(services.identity.workspace_id.clone());
         self.introduce(&mut spec).await?;
         let reservation = services.agents.reserve(&spec.name, services.settings.max_agents)?;
-        let (hosted, pre_registered) = match &spec.agent_token {
-            Some(token) => (self.bind(&spec, token).await?, true),
-            None => (self.register(&spec, had).await?, false),
-        };
+        let released = reservation.released();
+        let identified = released.run_until_cancelled(self.identify(&spec, had)).await;
+        let (hosted, pre_registered) = identified.unwrap_or(Err(AgentError::Disappeared))?;
         let warning = join_channels(&services.engine, &hosted.token, &spec.channels).await;
-        let started = self.start(&spec, &hosted, source).await;
-        let (handle, pid) = started.inspect_err(|_| self.undo(&spec.name, &hosted.agent_id))?;
+        let started = match released.is_cancelled() {
+            true => Err(AgentError::Disappeared),
+            false => self.start(&spec, &hosted, source).await,
+        };
+        let Started { handle, pid, life } = started.inspect_err(|_| self.undo(&spec.name, &hosted.agent_id))?;
         let facts = process_facts(&spec, pid);
         services.counters.spawned.fetch_add(1, Ordering::Relaxed);
         metrics::counter!(metric_names::SPAWNS).increment(1);
@@ -93,8 +104,18 @@ impl Spawner {
         };
         services.hub.publish(&spec.name, &event);
         reservation.run(handle);
+        // Last: the program may end at once, and its end frees the name.
+        services.tasks.spawn(life);
         services.link.announce();
         Ok(Spawned { pid, pre_registered, warning })
+    }
+
+    /// Makes the agent known to the engine as one of this node. Returns whether it existed before.
+    async fn identify(&self, spec: &AgentSpec, had: Vec<String>) -> Result<(HostedAgent, bool), AgentError> {
+        match &spec.agent_token {
+            Some(token) => Ok((self.bind(spec, token, had).await?, true)),
+            None => Ok((self.register(spec, had).await?, false)),
+        }
     }
 
     /// Takes back what was done for an agent whose program could not be started.
@@ -127,7 +148,7 @@ impl Spawner {
             resumable: spec.is_resumable.then_some(true),
             auto_join_general: Some(false),
         };
-        match services.link.host(frame, had).await {
+        match services.link.host(frame, had.clone()).await {
             Err(LinkError::Refused(refused)) if refused.code == "agent_already_exists" => {
                 let body = json!({ "name": spec.name, "type": "agent", "auto_join_general": false });
                 let request = Request::post(&["agents"], &services.identity.workspace_key, body);
@@ -137,22 +158,27 @@ impl Spawner {
                     Some(_) | None => AgentError::Engine(error),
                 })?;
                 let token = registered["token"].as_str().unwrap_or_default();
-                self.bind(spec, token).await
+                self.bind(spec, token, had).await
             }
             answer => Ok(answer?),
         }
     }
 
     /// Binds an agent that exists to this node.
-    async fn bind(&self, spec: &AgentSpec, token: &str) -> Result<HostedAgent, AgentError> {
+    async fn bind(&self, spec: &AgentSpec, token: &str, had: Vec<String>) -> Result<HostedAgent, AgentError> {
         let services = &self.services;
         let own = services.engine.call(Request::get(&["agent"], token)).await?;
+        if own["name"].as_str().is_some_and(|name| name != spec.name) {
+            // Its messages come under its own name and would find no agent here.
+            let problem = format!("agentToken belongs to the agent {}, spawn it under that name", own["name"]);
+            return Err(AgentError::Invalid(problem));
+        }
         let agent_id = own["id"].as_str().unwrap_or_default().to_owned();
         let body = json!({ "agent_name": own["name"], "session_ref": spec.session_id });
         let path = ["nodes", services.identity.node_id.as_str(), "agents"];
         let bound = services.engine.call(Request::post(&path, &services.identity.workspace_key, body)).await?;
         let cursor = bound["delivery_ack_seq"].as_u64().unwrap_or(0);
-        let mailbox = Mailbox::new(&agent_id, &services.identity.agent_id, cursor, []);
+        let mailbox = Mailbox::new(&agent_id, &services.identity.agent_id, cursor, had);
         let hosted = HostedAgent {
             agent_id,
             token: token.to_owned(),
@@ -184,14 +210,8 @@ impl Spawner {
         }
     }
 
-    /// Starts the agent's task, with its program if it has a terminal. Returns the id of its process.
-    async fn start(
-        &self,
-        spec: &AgentSpec,
-        hosted: &HostedAgent,
-        source: SpawnSource,
-    ) -> Result<(AgentHandle, Option<i32>), AgentError> {
-        let services = &self.services;
+    /// Starts the agent's program, if it has a terminal, and makes the task that serves it.
+    async fn start(&self, spec: &AgentSpec, hosted: &HostedAgent, source: SpawnSource) -> Result<Started, AgentError> {
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let (info, info_receiver) = watch::channel(AgentInfo::starting(clock::unix_ms()));
         let (launch, profile) = self.prepare(spec, hosted, info_receiver, commands).await?;
@@ -201,15 +221,14 @@ impl Spawner {
             // No process runs yet: its processes are found by the marker.
             launch.write_down(marker.clone(), ProcessIdentity { pid: -1, start_ticks: 0 }).await?;
             let base = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
-            services.tasks.spawn(HeadlessTask::new(base, headless, marker).run());
-            return Ok((handle, None));
+            let task = HeadlessTask::new(base, headless, marker)?;
+            return Ok(Started { handle, pid: None, life: Box::pin(task.run()) });
         }
         let process = StartedProcess::start(&launch, source == SpawnSource::Restart).await?;
         let pid = process.terminal.identity().pid;
         info.send_modify(|info| info.terminal = Some(process.terminal.clone()));
         let task = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
-        services.tasks.spawn(task.run(process));
-        Ok((handle, Some(pid)))
+        Ok(Started { handle, pid: Some(pid), life: Box::pin(task.run(process)) })
     }
 
     /// Collects what a start needs: folder for acks, version of the program, MCP servers.
@@ -245,8 +264,10 @@ impl Spawner {
             ack_token: secret("aat_"),
             result_token: secret("arr_"),
             result_schema,
+            channels: Arc::new(Mutex::new(spec.channels.clone())),
             spec,
             info,
+            input_streams: Arc::new(Semaphore::new(INPUT_STREAMS)),
             commands,
         };
         let has_tools = configure_servers(services, &handle, harness.as_deref(), &working_directory).await;

@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     AgentCommand, AgentInfo, AgentState, ack_watch,
     context_budget::ContextBudget,
-    continuity::{ContinuityBlocks, Notes},
+    continuity::{ContinuityBlocks, ContinuityTurns, Notes},
     exit_line::ExitLine,
     gates::GateWatch,
     process::{Launch, StartedProcess},
@@ -102,15 +102,20 @@ pub(super) struct Running {
     pub(super) works: Works,
     pub(super) keys: HashMap<WriteId, u64>,
     pub(super) exit_line: ExitLine,
+    /// It has asked for its end.
+    pub(super) wants_end: bool,
     pub(super) last_output_at: Timestamp,
     /// Instants of events only rise, also where output is taken late.
     pub(super) latest: Timestamp,
     pub(super) is_idle_reported: bool,
     pub(super) is_reading_ack_files: bool,
     pub(super) ack_files_due: Timestamp,
+    /// Instant from which ack files that were not accepted are removed.
+    pub(super) ack_sweep_due: Timestamp,
     pub(super) status: SessionStatus,
     pub(super) context: ContextBudget,
     pub(super) continuity: ContinuityBlocks,
+    pub(super) continuity_turns: ContinuityTurns,
     /// The last messages, for notes that the agent saves.
     pub(super) notes: Notes,
     /// The last output behind which rest was judged.
@@ -135,7 +140,7 @@ impl AgentTask {
 
     pub(super) async fn run(mut self, first: StartedProcess) {
         let mut process = Some(first);
-        let mut left = VecDeque::from_iter(self.task_message());
+        let mut left = VecDeque::from_iter(self.announced_task());
         let (mut learned, mut mode) = (self.known_of_program(), DeliveryMode::default());
         while let Some(started) = process.take() {
             let mut running = self.begin(started, left, learned, mode);
@@ -144,14 +149,20 @@ impl AgentTask {
             self.finish_works(&mut running).await;
             let life = running.process.started_at.elapsed();
             self.note_cancelled(&running);
-            let (messages, kept_learned, kept_mode) = running.pipeline.end();
-            (left, learned, mode) = (messages.into(), kept_learned, kept_mode);
+            let unfinished = running.pipeline.end();
+            unfinished
+                .typed
+                .iter()
+                .filter(|typed| typed.is_in_mailbox())
+                .for_each(|typed| self.mailbox.on_requeued(typed));
+            left = unfinished.typed.into_iter().chain(unfinished.waiting).collect();
+            (learned, mode) = (unfinished.learned, unfinished.mode);
             self.info.send_modify(|info| info.terminal = None);
             process = self.conclude(end, life, left.len()).await;
             // A session that was resumed has its task already.
             let has_task = left.iter().any(|message| message.origin == Origin::Task);
             if process.is_some() && !has_task && !self.launch.handle.spec.is_resumable {
-                left.extend(self.task_message());
+                left.extend(self.announced_task());
             }
         }
     }
@@ -177,14 +188,17 @@ impl AgentTask {
             works: FuturesUnordered::new(),
             keys: HashMap::new(),
             exit_line: ExitLine::default(),
+            wants_end: false,
             last_output_at: now,
             latest: now,
             is_idle_reported: false,
             is_reading_ack_files: false,
             ack_files_due: now,
+            ack_sweep_due: now,
             status: SessionStatus::new(now),
             context: ContextBudget::default(),
             continuity: ContinuityBlocks::default(),
+            continuity_turns: ContinuityTurns::default(),
             notes: Notes::default(),
             rest_judged_for: None,
             is_blocked_reported: false,
@@ -198,6 +212,9 @@ impl AgentTask {
         loop {
             let now = running.tick();
             self.advance(running, now);
+            if let Some(end) = self.judge_end(running) {
+                return end;
+            }
             self.show(running);
             let deadline = clock::instant(self.next_deadline(running, now));
             tokio::select! {
@@ -289,7 +306,7 @@ impl AgentTask {
                         self.publish(&Event::AgentPermanentlyDead { reason });
                         None
                     }
-                    Some(Ok(pause)) => self.restart(code, signal, pause).await,
+                    Some(Ok(pause)) => self.restart(code, signal, pause, left).await,
                 }
             }
         }
@@ -305,7 +322,13 @@ impl AgentTask {
         self.publish(&Event::AgentReleased { reason });
     }
 
-    async fn restart(&mut self, code: Option<i32>, signal: Option<String>, pause: Duration) -> Option<StartedProcess> {
+    async fn restart(
+        &mut self,
+        code: Option<i32>,
+        signal: Option<String>,
+        pause: Duration,
+        left: usize,
+    ) -> Option<StartedProcess> {
         let restart_count = self.restarts.restarts;
         let delay_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
         self.publish(&Event::AgentRestarting { code, signal: signal.clone(), restart_count, delay_ms });
@@ -315,8 +338,7 @@ impl AgentTask {
                 () = sleep_until(due) => break,
                 command = self.commands.recv() => match command {
                     Some(AgentCommand::Release { reason, reply }) => {
-                        self.leave().await;
-                        self.publish(&Event::AgentReleased { reason });
+                        self.conclude_release(left, reason).await;
                         let _ = reply.send(());
                         return None;
                     }
@@ -367,6 +389,12 @@ impl AgentTask {
         }
         services.verification.forget_agent(self.name());
         services.agents.remove(self.name());
+    }
+
+    /// The agent's first task, as a message that has come.
+    fn announced_task(&self) -> Option<Message> {
+        // It does not wait in manual mode.
+        self.task_message().inspect(|task| self.publish_arrival(task, DeliveryMode::AutoInject))
     }
 
     /// The agent's first task as a message, unless its arguments contain it.

@@ -10,7 +10,7 @@ use tokio::time::{Duration, Instant, timeout};
 use super::{Headless, NotTaken, program::Run};
 use crate::{
     agents::{
-        AgentCommand, AgentState, Drained,
+        AgentCommand, AgentError, AgentState, Drained,
         environment::{MARKER, environment},
         happenings::reference,
         spawner::process_facts,
@@ -49,24 +49,28 @@ struct Handover {
 }
 
 impl HeadlessTask {
-    pub(in crate::agents) fn new(base: AgentTask, headless: Headless, marker: String) -> Self {
+    pub(in crate::agents) fn new(base: AgentTask, headless: Headless, marker: String) -> Result<Self, AgentError> {
+        // Credentials of a session are for its server: no proxy of the environment and no other host gets them.
+        let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build();
+        let http = http.map_err(|error| AgentError::State(error.to_string()))?;
         let own = base.task_message().into_iter().collect();
-        Self {
+        Ok(Self {
             base,
             headless,
             marker,
-            http: reqwest::Client::new(),
+            http,
             mode: DeliveryMode::default(),
             own,
             waiting: VecDeque::new(),
             released: 0,
             works: Works::new(),
-        }
+        })
     }
 
     pub(in crate::agents) async fn run(mut self) {
         self.base.report("session.starting", json!({ "pid": null, "restarts": 0 }), None);
         self.base.publish(&Event::WorkerReady { process: process_facts(&self.base.launch.handle.spec, None) });
+        self.own.iter().for_each(|own| self.base.publish_arrival(own, DeliveryMode::AutoInject));
         let mut current: Option<Handover> = None;
         loop {
             if current.is_none() {
@@ -114,7 +118,7 @@ impl HeadlessTask {
                 let message = self.waiting.pop_front()?;
                 self.released = self.released.saturating_sub(1);
                 if message.is_in_mailbox() && self.base.mailbox.on_typed(&message) {
-                    self.base.launch.services.link.reconnect();
+                    self.base.launch.services.link.fetch_refused();
                 }
                 message
             }
@@ -129,7 +133,7 @@ impl HeadlessTask {
             }
         };
         self.base.note_activity();
-        self.base.publish(&Event::DeliveryInjected { delivery: reference(&message), attempt: 1 });
+        self.base.publish(&Event::DeliveryInjected { delivery: reference(&message), proven: Proven::injected(1) });
         Some(Handover { message, began: Instant::now(), outcome })
     }
 
