@@ -96,9 +96,10 @@ class Session:
             if not self._answer(frame, lambda answer: answer.set_exception(error)):
                 logger.warning("the broker reports %s: %s", error.code, error)
         elif kind == "invoke_handler":
-            self._call(str(payload["invocation_id"]), str(payload["name"]), payload.get("input"))
+            if isinstance(payload.get("invocation_id"), str) and isinstance(payload.get("name"), str):
+                self._call(payload["invocation_id"], payload["name"], payload.get("input"))
         elif kind == "cancel_handler":
-            call = self._calls.pop(str(payload["invocation_id"]), None)
+            call = self._calls.pop(str(payload.get("invocation_id")), None)
             if call:
                 call.cancel(str(payload.get("reason")))
         # Other kinds are of later brokers.

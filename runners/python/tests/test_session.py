@@ -83,4 +83,6 @@ class SessionTest(unittest.IsolatedAsyncioTestCase):
                 under_test.on_text(text)
         self.assertEqual(len(logs.records), 4)
         under_test.on_text('{"v":2,"type":"of_a_later_version","payload":{}}')
+        for kind in ("invoke_handler", "cancel_handler"):
+            under_test.on_text(json.dumps({"v": 2, "type": kind, "payload": {"name": 5}}))
         under_test.on_text('{"v":2,"type":"ok","request_id":"99","payload":{"result":1}}')
