@@ -142,7 +142,7 @@ async fn fault_14_a_reader_that_lags_misses_no_durable_event() -> Result<()> {
     /// Far above what the broker and the kernel hold for a reader.
     const FLOOD_BYTES: usize = 24 << 20;
     let scene = Scene::new("lagging").await?;
-    let lagging = EventLog::subscribe(&scene.broker, Duration::from_millis(20)).await?;
+    let lagging = EventLog::subscribe(&scene.broker, Duration::from_millis(50)).await?;
     let quick = EventLog::subscribe(&scene.broker, Duration::ZERO).await?;
     scene.spawn("flood", "cooked", &["--flood", "20000000"]).await?;
     let agent = scene.spawn("calm", "cooked", &[]).await?;

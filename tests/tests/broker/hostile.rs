@@ -1,7 +1,8 @@
 //! Input that was made to break the broker: requests, names, bodies, ack files, runners, programs.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use relay_testkit::client::Api;
@@ -12,7 +13,7 @@ use crate::harness::Harnesses;
 use crate::runner::Runner;
 use crate::scene::{SOON, Scene};
 
-const ROUTES: [(&str, &str); 14] = [
+const ROUTES: [(&str, &str); 17] = [
     ("POST", "/api/spawn"),
     ("POST", "/api/send"),
     ("POST", "/api/input/target"),
@@ -20,6 +21,9 @@ const ROUTES: [(&str, &str); 14] = [
     ("PUT", "/api/spawned/target/delivery-mode"),
     ("POST", "/api/spawned/target/model"),
     ("POST", "/api/spawned/target/subscribe"),
+    ("POST", "/api/spawned/target/unsubscribe"),
+    ("GET", "/api/verification?agent=%FF"),
+    ("GET", "/api/events/replay?sinceSeq=-1"),
     ("POST", "/api/preflight"),
     ("POST", "/api/agent-result"),
     ("POST", "/api/delivery-ack"),
@@ -45,6 +49,19 @@ async fn wrong_requests_are_refused_with_a_code() -> Result<()> {
             assert!(answer.body["code"].is_string(), "{method} {path}: {}", answer.body);
         }
     }
+    // What is no JSON at all, or no text.
+    let plain = reqwest::Client::builder().no_proxy().build()?;
+    let bodies: [&[u8]; 5] = [b"", b"{", b"{\"data\":\"\xff\xfe\"}", b"{\"\\ud800\":1}", &b"{\"k\":".repeat(20_000)];
+    for (method, path) in ROUTES.iter().filter(|(method, path)| *method != "GET" && !path.contains("redeliver")) {
+        for body in bodies {
+            let request = plain.request(method.parse()?, format!("{}{path}", scene.broker.url()));
+            let request = request.header("x-api-key", scene.broker.key()).header("content-type", "application/json");
+            let answer = request.body(body.to_vec()).send().await?;
+            let (status, text) = (answer.status().as_u16(), answer.text().await?);
+            let code = serde_json::from_str::<Value>(&text).map(|answer| answer["code"].is_string());
+            assert!((400..500).contains(&status) && code.is_ok_and(|code| code), "{method} {path}: {status} {text}");
+        }
+    }
     let wrong_method = scene.broker.call("DELETE", "/api/send", None).await?;
     assert_eq!((wrong_method.status, &wrong_method.body["code"]), (405, &json!("method_not_allowed")));
     // Last, since its connection closes with the body unread.
@@ -65,7 +82,7 @@ async fn wrong_requests_are_refused_with_a_code() -> Result<()> {
 #[tokio::test]
 async fn names_of_every_kind_stay_inside() -> Result<()> {
     let scene = Scene::new("names").await?;
-    let long = "é".repeat(60);
+    let long = "é".repeat(64);
     for name in ["with space", "#hash", "a/b", "...", "../../escape", "%41", long.as_str()] {
         let agent = scene.spawn(name, "cooked", &[]).await;
         let Ok(agent) = agent else {
@@ -143,7 +160,9 @@ async fn ack_files_that_are_not_what_they_should_be_prove_nothing() -> Result<()
     let elsewhere = scene.broker.folder().join("elsewhere");
     fs::write(&elsewhere, &right)?;
     let file = folder.join(delivery);
-    let wrong: [(&str, Box<dyn Fn() -> std::io::Result<()>>); 5] = [
+    let pipe = || Command::new("mkfifo").arg(&file).status().map(drop);
+    let wrong: [(&str, Box<dyn Fn() -> std::io::Result<()>>); 6] = [
+        ("pipe", Box::new(pipe)),
         ("link", Box::new(|| symlink(&elsewhere, &file))),
         ("folder", Box::new(|| fs::create_dir(&file))),
         ("half", Box::new(|| fs::write(&file, &right[..right.len() / 2]))),
@@ -167,6 +186,59 @@ async fn ack_files_that_are_not_what_they_should_be_prove_nothing() -> Result<()
     })
     .await?;
     assert_eq!(verdict["verification"], "file", "{verdict}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_link_in_a_project_leads_the_broker_to_no_other_folder() -> Result<()> {
+    let harnesses = Harnesses::new("links").await?;
+    let scene = &harnesses.scene;
+    let precious = scene.broker.folder().join("precious");
+    fs::create_dir(&precious)?;
+    fs::set_permissions(&precious, fs::Permissions::from_mode(0o755))?;
+    let old = fs::File::create(precious.join("thesis"))?;
+    let now = old.metadata()?.modified()?;
+    old.set_modified(now - std::time::Duration::from_secs(2 * 60 * 60))?;
+    fs::create_dir_all(scene.broker.folder().join(".agent-relay/target"))?;
+    symlink(&precious, scene.broker.folder().join(".agent-relay/target/acks"))?;
+    harnesses.spawn("claude", "target", "cooked", &[], json!({})).await?;
+    assert!(precious.join("thesis").exists(), "a file of the user is gone");
+    assert_eq!(fs::metadata(&precious)?.permissions().mode() & 0o777, 0o755);
+    scene.sender.dm("target", "read this").await?.success()?;
+    let verdict = wait::until_ok("the verdict", SOON, || async {
+        scene.broker.events("target", "delivery_verified").await?.first().cloned().context("not yet")
+    });
+    assert_eq!(verdict.await?["verification"], "echo", "the other channels work");
+    Ok(())
+}
+
+#[tokio::test]
+async fn keys_that_were_refused_are_not_typed_later() -> Result<()> {
+    let scene = Scene::new("refused").await?;
+    let (wake, taken) = (scene.broker.folder().join("wake"), scene.broker.folder().join("taken"));
+    let script = "stty raw -echo; while [ ! -e \"$0\" ]; do sleep 0.1; done; exec cat > \"$1\"";
+    let body = json!({ "name": "late", "cli": "sh", "args": ["-c", script, wake, taken] });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
+    let send = async |keys: String| scene.broker.call("POST", "/api/input/late", Some(json!({ "data": keys }))).await;
+    // The terminal takes a part of the first keys and nothing behind them.
+    let begun = send("y".repeat(256 << 10)).await;
+    let waiting = send("z".to_owned()).await;
+    for answer in [&begun?, &waiting?] {
+        assert_eq!((answer.status, &answer.body["code"]), (504, &json!("worker_timeout")), "{}", answer.body);
+    }
+    fs::write(&wake, "")?;
+    let last = wait::until_ok("room for keys", SOON, || async {
+        let answer = send("end".to_owned()).await?;
+        ensure!(answer.status == 200, "{}", answer.body);
+        anyhow::Ok(())
+    });
+    last.await?;
+    let typed = wait::until_ok("the keys", SOON, || async {
+        let typed = fs::read_to_string(&taken)?;
+        ensure!(typed.ends_with("end"), "{} bytes", typed.len());
+        anyhow::Ok(typed)
+    });
+    assert!(!typed.await?.contains('z'), "keys that were refused were typed");
     Ok(())
 }
 
@@ -208,8 +280,10 @@ async fn a_runner_that_lies_and_floods_gets_answers_and_breaks_nothing() -> Resu
 #[tokio::test]
 async fn programs_that_print_endless_strings_or_read_nothing_are_bounded() -> Result<()> {
     let scene = Scene::new("programs").await?;
+    let notes = "printf 'KIND: continuity\\nACTION: save\\n\\nnote\\n'; \
+        while :; do printf 'KIND: continuity\\nACTION: load\\n\\n'; done";
     let endless = "printf '\\033]0;'; while :; do printf 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'; done";
-    for (name, script) in [("endless", endless), ("deaf", "exec sleep 1000 < /dev/null")] {
+    for (name, script) in [("endless", endless), ("notes", notes), ("deaf", "exec sleep 1000 < /dev/null")] {
         let body = json!({ "name": name, "cli": "sh", "args": ["-c", script] });
         assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
     }
@@ -223,9 +297,16 @@ async fn programs_that_print_endless_strings_or_read_nothing_are_bounded() -> Re
             break;
         }
     }
+    wait::until_ok("many requests for notes", SOON, || async {
+        let metrics = scene.broker.call("GET", "/metrics", None).await?.body;
+        let dropped = metrics.as_str().and_then(|text| counter(text, "relay_node_continuity_dropped_total"));
+        ensure!(dropped.is_some_and(|count| count > 20_000.0), "{dropped:?}");
+        anyhow::Ok(())
+    })
+    .await?;
     let after = memory(&scene).await?;
     assert!(after < before + 100, "{before} MB grew to {after} MB");
-    for name in ["endless", "deaf"] {
+    for name in ["endless", "notes", "deaf"] {
         assert_eq!(scene.broker.call("DELETE", &format!("/api/spawned/{name}"), None).await?.status, 200);
     }
     Ok(())
@@ -234,4 +315,9 @@ async fn programs_that_print_endless_strings_or_read_nothing_are_bounded() -> Re
 async fn memory(scene: &Scene) -> Result<u64> {
     let health: Value = scene.broker.call_with("GET", "/health", &[]).await?.body;
     health["memoryMb"].as_u64().context("memoryMb")
+}
+
+/// Value of a metric without labels.
+fn counter(metrics: &str, name: &str) -> Option<f64> {
+    metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }

@@ -1,5 +1,6 @@
 //! A workspace with a sender, and a broker in it.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -74,14 +75,8 @@ impl Scene {
 
     /// Returns the position up to which the engine knows an agent's messages to be settled.
     pub(crate) async fn floor(&self, agent: &str) -> Result<i64> {
-        let nodes = self.workspace.get("/v1/nodes").await?.success()?;
-        let nodes = nodes.as_array().context("a list of nodes")?;
-        let node = nodes.iter().find(|node| node["role"] == "broker").context("the broker's node")?;
-        let name = node["name"].as_str().context("a name")?;
-        let agents = self.workspace.get(&format!("/v1/nodes/{name}/agents")).await?.success()?;
-        let agents = agents.as_array().context("a list of agents")?;
-        let found = agents.iter().find(|entry| entry["agent_name"] == agent).context("the agent is not on the node")?;
-        found["delivery_ack_seq"].as_i64().context("a number")
+        let floors = floors(&self.workspace).await?;
+        floors.get(agent).copied().context("the agent is not on the node")
     }
 
     /// Waits until an agent has these messages, in this order, and the engine has an ack up to `floor`.
@@ -95,6 +90,18 @@ impl Scene {
         });
         received.await.with_context(|| self.broker.log_tail(60))
     }
+}
+
+/// Returns the positions up to which the engine knows the messages of a broker's agents to be settled.
+pub(crate) async fn floors(workspace: &Api) -> Result<HashMap<String, i64>> {
+    let nodes = workspace.get("/v1/nodes").await?.success()?;
+    let nodes = nodes.as_array().context("a list of nodes")?;
+    let node = nodes.iter().find(|node| node["role"] == "broker").context("the broker's node")?;
+    let name = node["name"].as_str().context("a name")?;
+    let agents = workspace.get(&format!("/v1/nodes/{name}/agents")).await?.success()?;
+    let agents = agents.as_array().context("a list of agents")?;
+    let floor = |entry: &Value| Some((entry["agent_name"].as_str()?.to_owned(), entry["delivery_ack_seq"].as_i64()?));
+    Ok(agents.iter().filter_map(floor).collect())
 }
 
 /// Names of messages from `first` to `last`.

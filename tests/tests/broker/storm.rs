@@ -2,6 +2,8 @@
 //! `cargo xtask chaos --test broker -E 'test(/^storm::/)'`: 20 agents, 5000 messages.
 
 use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -14,7 +16,7 @@ use relay_testkit::wait;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::scene::is_running;
+use crate::scene::{floors, is_running};
 
 struct Size {
     agents: usize,
@@ -47,7 +49,40 @@ enum Crash {
     Engine,
 }
 
+/// Each kind comes in its turn, in an order and at places that differ from run to run.
 const CRASHES: [Crash; 5] = [Crash::Broker, Crash::Socket, Crash::Broker, Crash::Gateway, Crash::Engine];
+
+/// Crashes by the number of the message that they follow.
+fn plan(size: &Size) -> HashMap<usize, Crash> {
+    let share = size.messages.div_ceil(size.crashes);
+    let random = |below: usize| usize::from(uuid::Uuid::new_v4().as_bytes()[0]) % below;
+    let first = random(CRASHES.len());
+    (0..size.crashes).map(|turn| (turn * share + random(share), CRASHES[(first + turn) % CRASHES.len()])).collect()
+}
+
+/// What was settled when the broker was killed: no later process gets it again.
+struct Settled {
+    floors: HashMap<String, i64>,
+    /// Processes that had typed messages by then.
+    processes: HashSet<u32>,
+}
+
+impl Settled {
+    async fn now(workspace: &Api, agents: &[(String, FakeAgent)]) -> Result<Self> {
+        let floors = floors(workspace).await?;
+        let pids = agents.iter().flat_map(|(_, agent)| agent.messages().into_iter().map(|(pid, _)| pid));
+        Ok(Self { floors, processes: pids.collect() })
+    }
+
+    fn check(&self, name: &str, messages: &[(u32, usize)]) -> Result<()> {
+        let floor = self.floors.get(name).copied().unwrap_or(0);
+        for (pid, number) in messages.iter().filter(|(pid, _)| !self.processes.contains(pid)) {
+            let is_repeat = messages.iter().any(|(other, known)| known == number && self.processes.contains(other));
+            ensure!(!is_repeat || *number as i64 > floor, "{name}: message-{number} was settled, {pid} has it again");
+        }
+        Ok(())
+    }
+}
 
 #[tokio::test]
 async fn everything_that_was_accepted_arrives_in_order_whatever_crashes() -> Result<()> {
@@ -69,16 +104,18 @@ async fn everything_that_was_accepted_arrives_in_order_whatever_crashes() -> Res
         broker.spawn(&agent, &name, json!({})).await?;
         agents.push((name, agent));
     }
-    let share = size.messages.div_ceil(size.crashes);
+    let (plan, mut settled) = (plan(&size), Vec::new());
     for number in 0..size.messages {
         for (name, _) in &agents {
             sender.dm(name, &format!("message-{}", number + 1)).await?.success()?;
         }
-        if number % share == share / 2 {
-            let crash = CRASHES[number / share % CRASHES.len()];
+        if let Some(crash) = plan.get(&number) {
             println!("{crash:?} at message {number}");
             match crash {
-                Crash::Broker => broker.kill_and_restart().await?,
+                Crash::Broker => {
+                    settled.push(Settled::now(&workspace, &agents).await?);
+                    broker.kill_and_restart().await?;
+                }
                 Crash::Socket => proxy.reset_all(),
                 Crash::Gateway => {
                     stack.gateway(0).kill9();
@@ -100,22 +137,37 @@ async fn everything_that_was_accepted_arrives_in_order_whatever_crashes() -> Res
         })
         .await
         .with_context(|| broker.log_tail(40))?;
-        check(name, agent)?;
+        check(name, agent, &settled)?;
     }
+    let running = agent_processes(folder.path())?;
+    ensure!(running.len() == agents.len(), "{} agents, and these run: {running:?}", agents.len());
     Ok(())
 }
 
-/// Each process has its messages in order and once, and all but the last one have ended.
-fn check(name: &str, agent: &FakeAgent) -> Result<()> {
+/// Agents that run in this home, those of dead brokers included.
+fn agent_processes(home: &Path) -> Result<Vec<u32>> {
+    let home = format!("HOME={}", home.display()).into_bytes();
+    let pids = fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let is_agent = |pid: &u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let variables: Vec<&[u8]> = environment.split(|byte| *byte == 0).collect();
+        variables.contains(&home.as_slice()) && variables.iter().any(|name| name.starts_with(b"AGENT_RELAY_SPAWN_ID="))
+    };
+    Ok(pids.filter(is_agent).filter(|pid| is_running(*pid)).collect())
+}
+
+/// Each process has its messages in order and once, and all but the last one have ended. A repeat was not settled.
+fn check(name: &str, agent: &FakeAgent, settled: &[Settled]) -> Result<()> {
     let mut last: HashMap<u32, usize> = HashMap::new();
-    let messages = agent.messages();
-    for ((pid, _), body) in messages.iter().zip(agent.bodies()) {
+    let mut messages = Vec::new();
+    for ((pid, _), body) in agent.messages().iter().zip(agent.bodies()) {
         let number: usize = body.trim_start_matches("message-").parse().with_context(|| body.clone())?;
+        messages.push((*pid, number));
         let before = last.insert(*pid, number).unwrap_or(0);
         ensure!(number > before, "{name}: message-{number} follows message-{before} in process {pid}");
     }
     let current = messages.last().map(|(pid, _)| *pid);
     let left: Vec<&u32> = last.keys().filter(|pid| Some(**pid) != current && is_running(**pid)).collect();
     ensure!(left.is_empty(), "{name}: {left:?} of dead brokers run");
-    Ok(())
+    settled.iter().try_for_each(|settled| settled.check(name, &messages))
 }
