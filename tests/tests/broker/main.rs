@@ -20,7 +20,6 @@ mod run_as;
 mod runner;
 mod scene;
 mod secrets;
-mod sockets;
 mod storm;
 mod traces;
 mod transcript;

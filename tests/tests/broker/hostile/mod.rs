@@ -1,5 +1,7 @@
 //! Input that was made to break the broker: requests, names, bodies, ack files, runners, programs.
 
+mod sockets;
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::process::Command;

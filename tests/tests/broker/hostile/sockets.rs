@@ -29,7 +29,7 @@ async fn next(socket: &mut Socket) -> Result<Result<Value, u16>> {
         match timeout(SOON, socket.next()).await?.context("the socket has ended")?? {
             Message::Text(text) => return Ok(Ok(serde_json::from_str(&text)?)),
             Message::Close(frame) => return Ok(Err(frame.context("a close code")?.code.into())),
-            _ => {}
+            Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
         }
     }
 }
