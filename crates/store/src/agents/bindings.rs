@@ -101,6 +101,9 @@ pub enum BindOutcome {
     },
 }
 
+/// Statement that unbinds an agent: returns it, the node that it leaves, and true if it ran there.
+type UnbindQuery<'q> = QueryAs<'q, Postgres, (AgentId, NodeId, bool), PgArguments>;
+
 impl Store {
     /// Lists agents located on a node, by name: all of them, or those among `agents`.
     pub async fn bindings(
@@ -207,7 +210,7 @@ impl Store {
     async fn unbind(
         &self,
         scope: WorkspaceScope,
-        unbind: QueryAs<'_, Postgres, (AgentId, NodeId, bool), PgArguments>,
+        unbind: UnbindQuery<'_>,
         at: DateTime<Utc>,
     ) -> StoreResult<Option<UnboundAgent>> {
         let doing = "unbinding an agent from a node";

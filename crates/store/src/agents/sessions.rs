@@ -270,7 +270,7 @@ impl Store {
         let mut events = Vec::new();
         if let Some((was_online, host)) = ended {
             if was_online {
-                events.push(status_event(agent.agent_id, &agent.name, AgentStatus::Offline.as_str()));
+                events.push(status_event(agent.agent_id, &agent.name, AgentStatus::Offline));
             }
             if let Some(host) = host {
                 events.extend(exit_events(&mut tx, scope, &host, &[agent.agent_id], "released").await?);

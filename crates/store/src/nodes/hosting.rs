@@ -209,8 +209,11 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(left) = left else { return Ok(None) };
         let (name, status, was_hosted): (String, AgentStatus, bool) = decode_row("agents", &left)?;
-        let mut events =
-            if status == AgentStatus::Offline { Vec::new() } else { vec![status_event(agent, &name, AgentStatus::Offline)] };
+        let mut events = if status == AgentStatus::Offline {
+            Vec::new()
+        } else {
+            vec![status_event(agent, &name, AgentStatus::Offline)]
+        };
         // The end of a released agent was recorded with its release.
         if was_hosted {
             events.extend(sessions::exit_events(&mut tx, fence.scope, &fence.node_id, &[agent], "deregistered").await?);

@@ -153,8 +153,7 @@ async fn an_agents_own_node_rotates_its_token_until_the_agent_is_bound() {
     assert_eq!(outcome, DirectTokenOutcome::BoundElsewhere(NodeId::new("n1")));
     let unknown = db.store.mint_direct_token(scope, AgentId::new(5), 1, TokenHash::from_token("t5")).await.unwrap();
     assert_eq!(unknown, DirectTokenOutcome::NoAgent);
-    let unbind =
-        || async { db.store.unbind_agent(scope, &NodeId::new("n1"), "ada", chrono::Utc::now()).await.unwrap() };
+    let unbind = || async { db.store.unbind_agent(scope, &NodeId::new("n1"), "ada", db.now).await.unwrap() };
     assert_eq!(unbind().await.map(|unbound| unbound.agent), Some(ada));
     assert!(unbind().await.is_none());
 }
