@@ -16,7 +16,7 @@ const CLAIMS: usize = 500;
 /// Claims of one agent that go on waiting.
 const WAITING: usize = 4;
 /// Bound of another tenant's reads meanwhile.
-const READ_WITHIN: Duration = Duration::from_secs(1);
+const READ_WITHIN: Duration = Duration::from_secs(2);
 
 /// Registers bob on a node of kind poll.
 async fn polling_agent(key: &Api) -> Result<Agent> {
