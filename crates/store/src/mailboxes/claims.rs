@@ -52,6 +52,8 @@ pub enum ClaimOutcome {
 
 // Skips deliveries that are leased, deferred, settled or expired. The caller holds the cursor row, so that concurrent
 // claims of one mailbox cannot select the same rows.
+// The token is compared again, in the snapshot that shows the deliveries: one that was written after a rotation is not
+// leased to the token before it.
 const CLAIM: &str = formatcp!(
     "
 WITH free AS MATERIALIZED (
@@ -64,6 +66,8 @@ WITH free AS MATERIALIZED (
      WHERE d.workspace_id = $1 AND d.agent_id = $2 AND d.seq > $3 AND d.created_on >= (relay_now() AT TIME ZONE 'UTC')::date - $4::int AND d.expires_at > relay_now()
        AND (x.state IS NULL OR (x.state = {DEFERRED} AND x.available_at <= relay_now()))
        AND (l.leased_until IS NULL OR l.leased_until <= relay_now())
+       AND EXISTS (SELECT FROM agents a
+                    WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.token_generation = $8)
      ORDER BY d.seq LIMIT $5
 ), leased AS (
     INSERT INTO delivery_claims AS l (workspace_id, agent_id, seq, claim_id, leased_until)
@@ -114,6 +118,7 @@ impl Store {
             .bind(limit)
             .bind(claim_id)
             .bind(lease.as_secs_f64())
+            .bind(token_generation)
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
