@@ -1,5 +1,5 @@
-//! Setting of the services' allocator, called by `main` before the first thread starts.
-#![expect(unsafe_code, reason = "mimalloc's options have no safe wrapper")]
+//! Settings of the services' allocator, made by `main` before the first thread starts.
+#![expect(unsafe_code, reason = "mimalloc's options and the process flag have no safe wrapper")]
 
 use libmimalloc_sys as mimalloc;
 
@@ -13,6 +13,13 @@ const DELAY_MS: std::ffi::c_long = 0;
 pub fn return_freed_memory() {
     // SAFETY: writes one number of a static table. The caller has started no other thread yet.
     unsafe { mimalloc::mi_option_set_default(PURGE_DELAY, DELAY_MS) }
+}
+
+/// Turns huge pages off for this process. With them a buffer of a megabyte for a frame of which 16 KiB have arrived
+/// takes two megabytes, outside of every budget.
+pub fn disable_huge_pages() {
+    // SAFETY: sets one flag of the process and reads no memory. A kernel without the flag changes nothing.
+    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
 }
 
 #[cfg(test)]

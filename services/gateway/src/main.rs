@@ -56,6 +56,7 @@ const RESERVED_FILES: usize = 512;
 
 fn main() -> anyhow::Result<()> {
     allocator::return_freed_memory();
+    allocator::disable_huge_pages();
     run()
 }
 

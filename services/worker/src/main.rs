@@ -26,6 +26,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> Result<()> {
     allocator::return_freed_memory();
+    allocator::disable_huge_pages();
     run()
 }
 
