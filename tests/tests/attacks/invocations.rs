@@ -18,18 +18,18 @@ const GROWTH: u64 = 64 * MIB;
 const WAITING: usize = 100;
 const SOON: Duration = Duration::from_secs(30);
 
-/// Connects a broker that can run `build`.
-async fn builder(key: &Api) -> Result<NodeSocket> {
+/// Connects a broker that can run `build`, and registers an agent that invokes it.
+async fn builder(key: &Api) -> Result<(NodeSocket, Api)> {
     let node = key.create_broker_node("node_builder", "builder").await?;
     let mut socket = NodeSocket::connect(&key.ws_base(), &node.token).await?;
     socket.register_broker_with(&node.node_id, "builder", "one", &["build"]).await?;
-    Ok(socket)
+    Ok((socket, key.as_agent(&key.register_agent("ann").await?)))
 }
 
 /// Invokes `build` with an input of this size, too large for a hint.
-async fn invoke(key: &Api, bytes: usize) -> Result<()> {
+async fn invoke(agent: &Api, bytes: usize) -> Result<()> {
     let input = json!({ "input": { "text": "x".repeat(bytes) } });
-    key.post("/v1/nodes/builder/actions/build/invoke", input).await?.success()?;
+    agent.post("/v1/nodes/builder/actions/build/invoke", input).await?.success()?;
     Ok(())
 }
 
@@ -39,9 +39,9 @@ async fn inputs_for_a_node_that_reads_nothing_take_a_bounded_part_of_a_gateway()
     let gateway = stack.gateway(0);
     let (attacker, other) =
         (Api::create_workspace(gateway.url(), "attacker").await?, Api::create_workspace(gateway.url(), "other").await?);
-    let silent = builder(&attacker).await?;
+    let (silent, attacker) = builder(&attacker).await?;
     silent.set_reading(false);
-    let mut node = builder(&other).await?;
+    let (mut node, other) = builder(&other).await?;
     for _ in 0..WAITING - 1 {
         invoke(&attacker, 700_000).await?;
     }
