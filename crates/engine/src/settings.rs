@@ -3,7 +3,7 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use relay_store::Store;
+use relay_store::{DatabaseAddress, Pooler, Store};
 pub use relay_stream::NatsServers;
 
 use crate::access::{operators::check_issuer_url, secrets::MIN_SECRET_BYTES};
@@ -12,6 +12,52 @@ use crate::access::{operators::check_issuer_url, secrets::MIN_SECRET_BYTES};
 pub enum Switch {
     On,
     Off,
+}
+
+/// Connection to Postgres.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DatabaseConfig {
+    /// URL of the Postgres database, migrated by `relayctl migrate`: `postgres://user:password@host:port/database`.
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = parse_database_url)]
+    pub database_url: String,
+
+    /// Pooler that the URL leads to: `transaction` for one that assigns a server to each transaction, such as PgBouncer.
+    /// Costs three more round trips for each statement, and its planning.
+    #[arg(long, env = "RELAY_DATABASE_POOLER", value_enum, default_value_t = PoolerMode::Off)]
+    pub database_pooler: PoolerMode,
+
+    /// URL that leads past the pooler, with the same user: recovery needs sessions.
+    #[arg(long, env = "DATABASE_DIRECT_URL", hide_env_values = true, value_parser = parse_database_url)]
+    pub database_direct_url: Option<String>,
+}
+
+/// Pooler in front of Postgres.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PoolerMode {
+    Off,
+    Transaction,
+}
+
+impl DatabaseConfig {
+    /// Returns the addresses of the database.
+    #[must_use]
+    pub fn address(&self) -> DatabaseAddress {
+        let pooler = match self.database_pooler {
+            PoolerMode::Off => Pooler::Off,
+            PoolerMode::Transaction => Pooler::Transaction,
+        };
+        // An empty variable is unset.
+        let direct_url = self.database_direct_url.clone().filter(|url| !url.is_empty());
+        DatabaseAddress { url: self.database_url.clone(), pooler, direct_url }
+    }
+
+    /// Returns the problem of a pooler without a way past it.
+    pub fn check_pooler<'a>(variable: impl Fn(&str) -> Option<&'a str>) -> Option<String> {
+        let is_pooled = variable("RELAY_DATABASE_POOLER") == Some("transaction");
+        (is_pooled && variable("DATABASE_DIRECT_URL").is_none()).then(|| {
+            "RELAY_DATABASE_POOLER=transaction needs DATABASE_DIRECT_URL, which leads past the pooler".to_owned()
+        })
+    }
 }
 
 /// Connection to NATS.
@@ -40,6 +86,7 @@ impl NatsConfig {
 #[derive(Debug, Clone, Copy)]
 pub struct SecuritySettings<'a> {
     pub database_url: Option<&'a str>,
+    pub database_direct_url: Option<&'a str>,
     pub nats_url: Option<&'a str>,
     pub has_secret_keys: bool,
     pub has_signing_secret: Option<bool>,
@@ -50,6 +97,7 @@ impl<'a> SecuritySettings<'a> {
     pub fn from_variables(variable: impl Fn(&str) -> Option<&'a str>, has_signing_secret: Option<bool>) -> Self {
         Self {
             database_url: variable("DATABASE_URL"),
+            database_direct_url: variable("DATABASE_DIRECT_URL"),
             nats_url: variable("NATS_URL"),
             has_secret_keys: variable("RELAY_SECRET_KEYS").is_some(),
             has_signing_secret,
@@ -66,7 +114,8 @@ impl<'a> SecuritySettings<'a> {
     /// Returns what is insecure, with advice, one sentence for each. A URL that cannot be parsed is reported elsewhere.
     pub fn problems(&self) -> Vec<&'static str> {
         let is_remote = |host: &String| !is_loopback(host);
-        let readable_database = self.database_url.and_then(Store::unverified_host).as_ref().is_some_and(is_remote);
+        let is_readable = |url| Store::unverified_host(url).as_ref().is_some_and(is_remote);
+        let readable_database = [self.database_url, self.database_direct_url].into_iter().flatten().any(is_readable);
         let readable_nats = self.nats_url.is_some_and(|url| relay_stream::unverified_hosts(url).iter().any(is_remote));
         let problems = [
             (readable_database, DATABASE_PROBLEM),
@@ -92,7 +141,7 @@ pub(crate) fn is_loopback(host: &str) -> bool {
 }
 
 /// Connection to Postgres on another host that is not encrypted, or to a server that proves nothing.
-pub const DATABASE_PROBLEM: &str = "DATABASE_URL leads to another host without verifying it: add sslmode=verify-full, and \
+pub const DATABASE_PROBLEM: &str = "DATABASE_URL or DATABASE_DIRECT_URL leads to another host without verifying it: add sslmode=verify-full, and \
                                     sslrootcert with a private authority";
 /// The same for NATS.
 pub const NATS_PROBLEM: &str = "NATS_URL leads to another host without requiring TLS: use tls://, and RELAY_NATS_CA_FILE \
@@ -132,7 +181,8 @@ mod tests {
     fn insecure_settings_of_a_hosted_installation_are_found() {
         let problems = |database_url, nats_url| {
             let settings = SecuritySettings {
-                database_url: Some(database_url),
+                database_url: Some("postgres://u@localhost/relay"),
+                database_direct_url: Some(database_url),
                 nats_url: Some(nats_url),
                 has_secret_keys: true,
                 has_signing_secret: Some(true),
@@ -156,14 +206,18 @@ mod tests {
             assert_eq!(problems(database, nats), expected, "{database} {nats}");
         }
         let none = SecuritySettings {
-            database_url: None,
+            database_url: Some("postgres://u@db/relay"),
+            database_direct_url: None,
             nats_url: None,
             has_secret_keys: false,
             has_signing_secret: Some(false),
         };
         let found = none.problems().join("\n");
-        assert!(found.contains("RELAY_SECRET_KEYS") && found.contains("RELAY_SIGNING_SECRET"), "{found}");
-        assert_eq!(SecuritySettings { has_signing_secret: None, has_secret_keys: true, ..none }.problems().len(), 0);
+        for part in ["DATABASE_URL", "RELAY_SECRET_KEYS", "RELAY_SIGNING_SECRET"] {
+            assert!(found.contains(part), "{part} is not in {found}");
+        }
+        let unset = SecuritySettings { database_url: None, has_signing_secret: None, has_secret_keys: true, ..none };
+        assert_eq!(unset.problems().len(), 0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU8, sync::Arc, time::Duration};
 
 use relay_egress::EgressConfig;
-use relay_store::{Store, StoreError};
+use relay_store::{DatabaseAddress, Store, StoreError};
 use relay_stream::{Clock, NatsServers, ProcessIdentity, Stream};
 use relay_tasks::{TaskSet, byte_budget::ByteBudget};
 use tokio::sync::mpsc;
@@ -48,7 +48,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// Configuration of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    pub database_url: String,
+    pub database: DatabaseAddress,
     pub nats: NatsServers,
     /// Copies that JetStream keeps of each stream.
     pub nats_replicas: u8,
@@ -75,8 +75,7 @@ impl Engine {
     /// # Errors
     /// When a URL cannot be parsed, or no worker number is free.
     pub async fn start(config: EngineConfig, tasks: &TaskSet) -> EngineResult<Self> {
-        let store = Store::connect(&config.database_url, config.database_connections)?
-            .with_statement_limit(config.statement_limit);
+        let store = Store::serve(&config.database, config.database_connections, config.statement_limit)?;
         let owner = new_owner_name()?;
         wait_for_schema(&store).await?;
         let worker = wait_for_worker(&store, &owner).await?;

@@ -68,7 +68,7 @@ pub use observers::tokens::{
     NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits, ObserverTokenRow,
     ObserverTokenUpdate,
 };
-pub use pool::{Connections, MIGRATOR, Store};
+pub use pool::{Connections, DatabaseAddress, MIGRATOR, Pooler, Store};
 pub use workspaces::lifecycle::{CreationKey, NewWorkspace, WorkspaceChange, WorkspaceCreation, WorkspaceRow};
 pub use workspaces::quotas::{EffectiveLimits, QuotasRow};
 pub use workspaces::rate_limits::RateLimitGrant;

@@ -4,14 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    PgPool,
     migrate::MigrateError,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 use tokio::time::Instant;
 
 use crate::{
-    StoreError, StoreResult, connections::ConnectionPool, recovery::epoch::EpochFence,
+    StoreError, StoreResult,
+    connections::{ConnectionPool, Opening, SETTINGS},
+    recovery::epoch::EpochFence,
     statement_timeout::StatementTimeout as _,
 };
 
@@ -30,6 +31,35 @@ const UNUSED_AFTER: Duration = Duration::from_secs(30);
 pub struct Store {
     pub(crate) pool: ConnectionPool,
     pub(crate) fence: Arc<EpochFence>,
+    /// Connection past a pooler, for what needs a session.
+    pub(crate) direct: Arc<PgConnectOptions>,
+}
+
+/// Addresses of the database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatabaseAddress {
+    /// URL for clients' requests.
+    pub url: String,
+    /// Pooler that `url` leads to.
+    pub pooler: Pooler,
+    /// URL that leads past the pooler. `None`: `url` does.
+    pub direct_url: Option<String>,
+}
+
+impl From<String> for DatabaseAddress {
+    fn from(url: String) -> Self {
+        Self { url, pooler: Pooler::Off, direct_url: None }
+    }
+}
+
+/// Pooler between a process and Postgres.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooler {
+    /// None, or one that assigns a server to each connection until it ends.
+    Off,
+    /// Assigns a server to each transaction, such as PgBouncer with `pool_mode = transaction`. Statements have no names
+    /// then, and each is in an explicit transaction.
+    Transaction,
 }
 
 /// Connection counts of the pool.
@@ -47,55 +77,52 @@ impl Store {
     /// # Errors
     /// If `url` is not a Postgres URL.
     pub fn connect(url: &str, connections: u32) -> StoreResult<Self> {
-        let options: PgConnectOptions = url.parse().map_err(StoreError::from_sqlx("reading the database url"))?;
-        // Upper bound of a commit's wait for a mailbox head.
-        let options = options.application_name("relay").options([
-            ("lock_timeout", "2s"),
-            // No transaction pauses by design. One that does belongs to a frozen or disconnected process and holds
-            // mailbox heads that the commits of all gateways wait for.
-            ("idle_in_transaction_session_timeout", "3s"),
-            ("timezone", "UTC"),
-            // Every statement has its index. The planner takes tables that have grown since the last ANALYZE for small,
-            // and may keep a sequential scan for a minute.
-            ("enable_seqscan", "off"),
-            // A plan that needs a scan despite the setting above is priced so high that Postgres would compile it at
-            // every execution, about 100 ms. No statement runs long enough to repay that.
-            ("jit", "off"),
-            // Starting parallel workers takes longer than any statement should run.
-            ("max_parallel_workers_per_gather", "0"),
-            // Statements are few and prepared; planning each execution over the daily partitions would cost more than
-            // running it. Partitions are pruned at execution.
-            ("plan_cache_mode", "force_generic_plan"),
-        ]);
+        let direct = direct_options(url)?;
         let fence = Arc::new(EpochFence::default());
-        let pool = fence.guard(pool_options(connections)).connect_lazy_with(options);
-        Ok(Self::new(pool, None, fence))
+        let driver = fence.guard(pool_options(connections)).connect_lazy_with(direct.clone());
+        let pool = ConnectionPool::new(driver, None, Opening::direct(Arc::clone(&fence)));
+        Ok(Self { pool, fence, direct: Arc::new(direct) })
     }
 
-    fn new(driver: PgPool, statement_limit: Option<Duration>, fence: Arc<EpochFence>) -> Self {
-        Self { pool: ConnectionPool::new(driver, statement_limit), fence }
+    /// Creates the pool of a process that serves clients. Postgres ends its statements after `statement_limit`: one whose
+    /// caller has given up would otherwise run on and keep its connection.
+    ///
+    /// # Errors
+    /// If a URL of `address` is not a Postgres URL.
+    pub fn serve(address: &DatabaseAddress, connections: u32, statement_limit: Duration) -> StoreResult<Self> {
+        let own = Self::connect(&address.url, connections)?;
+        let direct_url = address.direct_url.as_ref().unwrap_or(&address.url);
+        let own = Self { direct: Arc::new(direct_options(direct_url)?), ..own };
+        match address.pooler {
+            Pooler::Off => Ok(own.with_statement_limit(statement_limit)),
+            Pooler::Transaction => {
+                let driver = pool_options(connections).connect_lazy_with(pooled_options(&address.url)?);
+                let opening = Opening::pooled(Arc::clone(&own.fence), statement_limit);
+                Ok(own.with_pool(ConnectionPool::new(driver, Some(statement_limit), opening)))
+            }
+        }
     }
 
-    /// Returns a handle with a pool of its own whose statements Postgres ends after `limit`. A statement whose caller
-    /// has given up would otherwise run on and keep its connection.
+    /// Returns a handle with a pool of its own whose statements Postgres ends after `limit`.
     #[must_use]
     pub fn with_statement_limit(&self, limit: Duration) -> Self {
-        self.with_statement_timeout(Some(limit), self.pool.driver().options().clone())
+        let driver = self.pool.driver();
+        let options = with_statement_timeout(&driver.connect_options(), limit);
+        let driver = driver.options().clone().connect_lazy_with(options);
+        self.with_pool(ConnectionPool::new(driver, Some(limit), Opening::direct(Arc::clone(&self.fence))))
     }
 
     /// Returns a handle with a small pool of its own for recovery: its statements take as long as they need, and it
-    /// connects to any database. Its connections are closed when they are not used.
+    /// connects to any database, past a pooler. Its connections are closed when they are not used.
     #[must_use]
     pub fn for_recovery(&self) -> Self {
-        self.with_statement_timeout(None, pool_options(UNLIMITED_CONNECTIONS).idle_timeout(UNUSED_AFTER))
+        let driver = pool_options(UNLIMITED_CONNECTIONS).idle_timeout(UNUSED_AFTER);
+        let driver = driver.connect_lazy_with(with_statement_timeout(&self.direct, Duration::ZERO));
+        self.with_pool(ConnectionPool::new(driver, None, Opening::unfenced(Arc::clone(&self.fence))))
     }
 
-    fn with_statement_timeout(&self, limit: Option<Duration>, pool: PgPoolOptions) -> Self {
-        let options = (*self.pool.driver().connect_options()).clone();
-        // 0: no limit.
-        let milliseconds = limit.unwrap_or_default().as_millis();
-        let options = options.options([("statement_timeout", milliseconds.to_string())]);
-        Self::new(pool.connect_lazy_with(options), limit, Arc::clone(&self.fence))
+    fn with_pool(&self, pool: ConnectionPool) -> Self {
+        Self { pool, fence: Arc::clone(&self.fence), direct: Arc::clone(&self.direct) }
     }
 
     /// Checks that `url` is a Postgres URL, without connecting.
@@ -138,8 +165,8 @@ impl Store {
     pub fn with_dedicated_connection(&self) -> Self {
         let driver = self.pool.driver();
         let options = driver.options().clone().max_connections(1);
-        let pool = options.connect_lazy_with((*driver.connect_options()).clone());
-        Self::new(pool, self.pool.statement_limit(), Arc::clone(&self.fence))
+        let driver = options.connect_lazy_with((*driver.connect_options()).clone());
+        self.with_pool(ConnectionPool::new(driver, self.pool.statement_limit(), self.pool.opening().clone()))
     }
 
     /// Migrates the schema to this program's version. A newer schema is left as it is, since migrations only add.
@@ -208,6 +235,28 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx("reading the clock of postgres"))
     }
+}
+
+/// Name by which a recovery finds the transactions of all processes.
+const APPLICATION: &str = "relay";
+
+fn parse_url(url: &str) -> StoreResult<PgConnectOptions> {
+    let options: PgConnectOptions = url.parse().map_err(StoreError::from_sqlx("reading the database url"))?;
+    Ok(options.application_name(APPLICATION))
+}
+
+fn direct_options(url: &str) -> StoreResult<PgConnectOptions> {
+    Ok(parse_url(url)?.options(SETTINGS).options([("timezone", "UTC")]))
+}
+
+/// Options without the startup parameters that a pooler refuses: it cannot keep them for one client.
+fn pooled_options(url: &str) -> StoreResult<PgConnectOptions> {
+    Ok(parse_url(url)?.extra_float_digits(None).statement_cache_capacity(0))
+}
+
+/// `limit`: 0 for none.
+fn with_statement_timeout(options: &PgConnectOptions, limit: Duration) -> PgConnectOptions {
+    options.clone().options([("statement_timeout", limit.as_millis().to_string())])
 }
 
 fn pool_options(connections: u32) -> PgPoolOptions {

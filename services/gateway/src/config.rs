@@ -23,9 +23,9 @@ use crate::connections::ConnectionLimits;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "relay-gateway", version)]
 pub struct Config {
-    /// URL of the Postgres database: `postgres://user:password@host:port/database`.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::parse_database_url)]
-    pub database_url: String,
+    /// Connection to Postgres.
+    #[command(flatten)]
+    pub database: check::DatabaseConfig,
 
     /// Connection to NATS.
     #[command(flatten)]
@@ -161,7 +161,8 @@ impl Settings for Config {
             SecuritySettings::from_variables(|name| values.get(name), has_signing_secret).problems()
         });
         let insecure = insecure.into_iter().flatten().map(ToOwned::to_owned);
-        operators.into_iter().chain(incomplete_key).chain(unusable).chain(insecure).collect()
+        let pooler = check::DatabaseConfig::check_pooler(|name| values.get(name));
+        operators.into_iter().chain(pooler).chain(incomplete_key).chain(unusable).chain(insecure).collect()
     }
 }
 
@@ -169,7 +170,8 @@ impl Config {
     /// Settings on which the installation's security depends.
     pub fn security(&self) -> SecuritySettings<'_> {
         SecuritySettings {
-            database_url: Some(&self.database_url),
+            database_url: Some(&self.database.database_url),
+            database_direct_url: self.database.database_direct_url.as_deref(),
             nats_url: Some(&self.nats.nats_url),
             has_secret_keys: !self.secret_keys.is_empty(),
             has_signing_secret: Some(self.signing_secret.is_some()),
@@ -224,6 +226,7 @@ mod tests {
         let problems = [
             ("DATABASE_URL", "mysql://relay@db/relay"),
             ("NATS_URL", "http://nats:4222"),
+            ("RELAY_DATABASE_POOLER", "transaction"),
             ("RELAY_LISTEN", "here"),
             ("RELAY_SIGNING_SECRET", "short"),
             ("RELAY_HOSTED", "on"),
@@ -235,6 +238,7 @@ mod tests {
         for part in [
             "DATABASE_URL (from",
             "NATS_URL (from",
+            "RELAY_DATABASE_POOLER=transaction needs DATABASE_DIRECT_URL",
             "RELAY_LISTEN (from",
             "RELAY_SIGNING_SECRET (from RELAY_SIGNING_SECRET): must have at least 32 bytes",
             "RELAY_HOSTED=on needs",

@@ -123,7 +123,7 @@ async fn run() -> anyhow::Result<()> {
 
 async fn start_engine(config: &Config, tasks: &TaskSet) -> anyhow::Result<Engine> {
     let settings = EngineConfig {
-        database_url: config.database_url.clone(),
+        database: config.database.address(),
         nats: config.nats.servers(),
         nats_replicas: config.nats_replicas,
         nats_tail_connections: config.nats_tail_connections,

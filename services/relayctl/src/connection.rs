@@ -9,12 +9,20 @@ use relay_domain::WorkspaceScope;
 pub(crate) struct Database {
     /// URL of the Postgres database.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
-    pub(crate) database_url: String,
+    database_url: String,
+    /// URL that leads past a pooler, for which commands use it instead.
+    #[arg(long, env = "DATABASE_DIRECT_URL", hide_env_values = true)]
+    database_direct_url: Option<String>,
 }
 
 impl Database {
+    /// Returns the URL of a connection that keeps its session.
+    pub(crate) fn url(&self) -> &str {
+        self.database_direct_url.as_deref().filter(|url| !url.is_empty()).unwrap_or(&self.database_url)
+    }
+
     pub(crate) fn connect(&self) -> Result<Admin> {
-        Admin::connect(&self.database_url).context("use DATABASE_URL")
+        Admin::connect(self.url()).context("use DATABASE_URL")
     }
 }
 

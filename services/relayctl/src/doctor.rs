@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(arguments: &Arguments, out: Output) -> Result<ExitCode> {
     let installation = Installation {
-        database_url: arguments.database.database_url.clone(),
+        database_url: arguments.database.url().to_owned(),
         nats: arguments.nats.servers(),
         secret_keys: arguments.secret_keys.clone(),
         has_signing_secret: arguments.signing_secret.as_ref().is_some_and(|secret| !secret.is_empty()),

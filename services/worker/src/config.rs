@@ -22,9 +22,9 @@ const DATABASE_CONNECTIONS: u32 = 6;
 #[derive(Debug, clap::Parser)]
 #[command(name = "relay-worker", version)]
 pub(crate) struct Config {
-    /// The Postgres database, migrated by `relayctl migrate`.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::parse_database_url)]
-    database_url: String,
+    /// As for gateways.
+    #[command(flatten)]
+    database: check::DatabaseConfig,
     /// As for gateways.
     #[command(flatten)]
     nats: check::NatsConfig,
@@ -87,7 +87,8 @@ impl Settings for Config {
         let insecure = (values.get("RELAY_REQUIRE_SECURE") == Some("on"))
             .then(|| check::SecuritySettings::from_variables(|name| values.get(name), None).problems());
         let insecure = insecure.into_iter().flatten().map(ToOwned::to_owned);
-        incomplete_key.into_iter().chain(insecure).collect()
+        let pooler = check::DatabaseConfig::check_pooler(|name| values.get(name));
+        pooler.into_iter().chain(incomplete_key).chain(insecure).collect()
     }
 }
 
@@ -95,7 +96,8 @@ impl Config {
     /// Settings on which the installation's security depends.
     pub(crate) fn security(&self) -> check::SecuritySettings<'_> {
         check::SecuritySettings {
-            database_url: Some(&self.database_url),
+            database_url: Some(&self.database.database_url),
+            database_direct_url: self.database.database_direct_url.as_deref(),
             nats_url: Some(&self.nats.nats_url),
             has_secret_keys: !self.secret_keys.is_empty(),
             has_signing_secret: None,
@@ -106,7 +108,7 @@ impl Config {
         EngineConfig {
             limits: LimitsConfig::default(),
             statement_limit: TICK_TIMEOUT,
-            database_url: self.database_url.clone(),
+            database: self.database.address(),
             nats: self.nats.servers(),
             nats_replicas: self.nats_replicas,
             nats_tail_connections: NonZeroU8::MIN,

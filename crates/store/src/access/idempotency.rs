@@ -5,9 +5,9 @@ use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, InvocationId, MessageId, SessionEventId, WorkspaceId, WorkspaceScope};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sqlx::{PgConnection, types::Json};
+use sqlx::types::Json;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, connections::Session};
 
 /// Retention of an idempotency key; published clients rely on 24 hours.
 pub(crate) const IDEMPOTENCY_RETENTION_HOURS: i32 = 24;
@@ -69,7 +69,7 @@ pub struct StoredResponse {
 /// Claims a key for an operation, with its record. Returns false when the key is in use; an expired one is overwritten. A
 /// transaction that claims the same key waits here for the other to end.
 pub(crate) async fn claim_key(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     workspace: WorkspaceId,
     key: &IdempotencyKey,
     record: &(impl Serialize + Sync),

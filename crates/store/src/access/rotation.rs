@@ -8,10 +8,10 @@ use relay_domain::{
     events::kind,
 };
 use relay_wire::{events::recorded_data::TokenChanged, field::ToValue as _};
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
+    connections::Session,
     events::{self, Event, RecordedEvents},
     mailboxes::claims::end_leases,
 };
@@ -126,7 +126,7 @@ impl Store {
 
 /// Deletes the agent's token, and that of its own node if asked to. Returns them.
 async fn delete_tokens(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     agent: AgentId,
     ends_direct_node: bool,
@@ -148,7 +148,7 @@ async fn delete_tokens(
 
 /// Ends the former token of an agent, and returns it.
 pub(crate) async fn end_former_token(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     agent: AgentId,
 ) -> StoreResult<Vec<TokenHash>> {
@@ -162,7 +162,7 @@ pub(crate) async fn end_former_token(
 
 /// Keeps a replaced token for the workspace's grace, if it has one.
 async fn keep_former_token(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     agent: AgentId,
     former: TokenHash,

@@ -15,11 +15,11 @@ use relay_domain::{
         placement::{Candidate, PlacementDecision, PlacementRequest, PlacementTarget, SkipReason, place},
     },
 };
-use sqlx::PgConnection;
 
 use crate::{
     StoreError, StoreResult,
     actions::placement_records::{ChosenProvider, NAMED_SKIPS, PlacementRecord, SkippedNode},
+    connections::Session,
     decode::decode_rows,
 };
 
@@ -164,7 +164,7 @@ SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kin
 /// elsewhere. Waits for the lock only if there is a single workspace: a batch of several would hold locks while it
 /// waits, and delay the other workspaces.
 pub(crate) async fn try_lock_placement(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scopes: impl Iterator<Item = WorkspaceScope>,
     epoch: Option<i64>,
 ) -> StoreResult<BTreeSet<WorkspaceScope>> {
@@ -189,11 +189,7 @@ pub(crate) async fn try_lock_placement(
 
 /// Serialises placements in these workspaces until the commit. Under READ COMMITTED, the next statement sees the
 /// reservations of the previous holder.
-pub(crate) async fn lock_placement(
-    tx: &mut PgConnection,
-    scopes: &[WorkspaceScope],
-    epoch: Option<i64>,
-) -> StoreResult<()> {
+pub(crate) async fn lock_placement(tx: &mut Session, scopes: &[WorkspaceScope], epoch: Option<i64>) -> StoreResult<()> {
     let mut workspaces: Vec<WorkspaceId> = scopes.iter().map(|scope| scope.workspace_id()).collect();
     // Ascending order: two batches with the same workspaces cannot deadlock.
     workspaces.sort_unstable();
@@ -213,7 +209,7 @@ impl Candidates {
     /// Reads the providers with these capabilities, and for releases those of the target nodes. Requires the lock of
     /// [`lock_placement`].
     pub(crate) async fn read<'a>(
-        tx: &mut PgConnection,
+        tx: &mut Session,
         wanted: impl Iterator<Item = (WorkspaceScope, &'a str, Option<&'a NodeId>)>,
     ) -> StoreResult<Self> {
         let (mut workspaces, mut names) = (Vec::<WorkspaceId>::new(), Vec::<&str>::new());

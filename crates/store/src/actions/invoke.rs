@@ -10,7 +10,6 @@ use relay_domain::{
     events::kind,
 };
 use relay_wire::{events::recorded_data::ActionInvoked, field::ToValue as _};
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -23,6 +22,7 @@ use crate::{
         placement_records::PlacementRecord,
     },
     codes::WS,
+    connections::Session,
     events::{self, Event, RecordedEvents},
 };
 
@@ -102,7 +102,7 @@ impl Store {
 
 /// Creates the invocations whose workspaces are locked by this transaction.
 async fn create_invocations(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     new: &[&NewInvocation],
 ) -> StoreResult<(Vec<InvokeOutcome>, Vec<RecordedEvents>)> {
     let used = claim_keys(tx, new).await?;
@@ -142,7 +142,7 @@ async fn create_invocations(
 
 /// Places one invocation and adds its row to `rows`.
 async fn place_invocation(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     one: &NewInvocation,
     candidates: &mut Candidates,
     hosts: &HashMap<(WorkspaceId, AgentId), HandlerHost>,
@@ -207,7 +207,7 @@ async fn place_invocation(
 
 /// Counts the queued invocations for one provider of a node, or for any provider of the node.
 async fn count_waiting(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     node: &NodeId,
     provider: Option<&ProviderName>,
@@ -232,7 +232,7 @@ struct OpenCounts {
 }
 
 impl OpenCounts {
-    async fn read(tx: &mut PgConnection, new: &[&NewInvocation]) -> StoreResult<Self> {
+    async fn read(tx: &mut Session, new: &[&NewInvocation]) -> StoreResult<Self> {
         let mut workspaces: Vec<WorkspaceId> = new.iter().map(|one| one.scope.workspace_id()).collect();
         workspaces.sort_unstable();
         workspaces.dedup();
@@ -325,7 +325,7 @@ const HOSTS: &str = formatcp!(
 /// Reads the locations of the agents that handle these invocations. An unassigned agent gets the provider of its node
 /// that registered first.
 async fn read_hosts(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     new: &[&NewInvocation],
 ) -> StoreResult<HashMap<(WorkspaceId, AgentId), HandlerHost>> {
     let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) = new
@@ -368,7 +368,7 @@ fn invoked_event(one: &NewInvocation) -> Event {
 }
 
 /// Claims the idempotency keys of these invocations. Returns for each whether its key was used before.
-pub(crate) async fn claim_keys(tx: &mut PgConnection, new: &[&NewInvocation]) -> StoreResult<Vec<bool>> {
+pub(crate) async fn claim_keys(tx: &mut Session, new: &[&NewInvocation]) -> StoreResult<Vec<bool>> {
     let mut keyed: Vec<(usize, WorkspaceId, IdempotencyKey)> =
         new.iter().enumerate().filter_map(|(nth, one)| Some((nth, one.scope.workspace_id(), one.key?))).collect();
     // One order for all transactions: concurrent batches with the same keys wait instead of deadlocking.
@@ -382,7 +382,7 @@ pub(crate) async fn claim_keys(tx: &mut PgConnection, new: &[&NewInvocation]) ->
 }
 
 /// Releases the keys of refused invocations: a repeated request may succeed.
-async fn release_keys(tx: &mut PgConnection, keys: &[(WorkspaceScope, [u8; 32])]) -> StoreResult<()> {
+async fn release_keys(tx: &mut Session, keys: &[(WorkspaceScope, [u8; 32])]) -> StoreResult<()> {
     for (scope, hash) in keys {
         sqlx::query("DELETE FROM idempotency_keys WHERE workspace_id = $1 AND key_hash = $2")
             .bind(scope.workspace_id())

@@ -8,7 +8,6 @@ use relay_domain::{
     actions::{self, InvocationStatus},
 };
 use relay_wire::field::ToValue as _;
-use sqlx::PgConnection;
 
 use crate::{
     StoreError, StoreResult,
@@ -17,6 +16,7 @@ use crate::{
         new_invocation::{Handler, NewInvocation},
         placement_records::PlacementRecord,
     },
+    connections::Session,
 };
 
 /// Initial state of an invocation.
@@ -103,7 +103,7 @@ impl InvocationColumns {
         i64::try_from(matching.count()).unwrap_or(i64::MAX)
     }
 
-    pub(crate) async fn insert(self, tx: &mut PgConnection) -> StoreResult<()> {
+    pub(crate) async fn insert(self, tx: &mut Session) -> StoreResult<()> {
         if self.id.is_empty() {
             return Ok(());
         }

@@ -17,7 +17,7 @@ use relay_wire::{
 };
 use serde_json::Value;
 use sqlx::{
-    PgConnection, Postgres, Row as _,
+    Postgres, Row as _,
     postgres::{PgArguments, PgRow},
     query::Query,
 };
@@ -29,6 +29,7 @@ use crate::{
         redispatch::HANDLER_UNREACHABLE,
         result_deliveries,
     },
+    connections::Session,
     events::{self, Event, RecordedEvents},
     nodes::fence::Fence,
 };
@@ -224,7 +225,7 @@ impl Store {
 
 /// Writes the valid outcomes into their invocations. Returns the changed rows with the ordinal of the outcome.
 async fn update_outcomes(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     results: &[InvocationOutcome],
     at: DateTime<Utc>,
 ) -> StoreResult<Vec<PgRow>> {
@@ -259,7 +260,7 @@ async fn update_outcomes(
 /// empty. Must be the last write of the transaction: appending events locks the workspaces' event logs until the
 /// commit.
 pub(crate) async fn deliver_outcomes(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     mut done: Vec<InvocationRow>,
     at: DateTime<Utc>,
     epoch: Option<i64>,

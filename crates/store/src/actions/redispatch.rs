@@ -11,7 +11,7 @@ use relay_domain::{
     actions::{self, RELEASE, SPAWN, SPAWN_PREFIX},
     nodes::NODE_TTL,
 };
-use sqlx::{PgConnection, types::Json};
+use sqlx::types::Json;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -21,6 +21,7 @@ use crate::{
         placement_records::PlacementRecord,
     },
     codes::WS,
+    connections::Session,
     decode::decode_rows,
     nodes::fence::{Fence, ProviderKey},
 };
@@ -366,7 +367,7 @@ impl Store {
 
 /// Places one invocation again. Without an eligible provider it stays in the queue with a longer delay.
 async fn redispatch_one(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     row: DueInvocation,
     candidates: &mut Candidates,
@@ -439,7 +440,7 @@ async fn redispatch_one(
 /// Handles the registration of a provider: clears the loss mark of its invocations, and makes queued invocations due
 /// that it may take. Spawn invocations that started an agent there stay queued: the provider's inventory tells whether
 /// the agent still runs. `SKIP LOCKED` leaves out rows that a redispatch is placing already.
-pub(crate) async fn wake_waiting(tx: &mut PgConnection, key: ProviderKey<'_>) -> StoreResult<()> {
+pub(crate) async fn wake_waiting(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<()> {
     sqlx::query(
         "WITH waiting AS MATERIALIZED (
              SELECT i.workspace_id, i.invocation_id

@@ -8,11 +8,10 @@ use relay_domain::{
     AgentId, InvocationId, NodeId, WorkspaceScope,
     mailboxes::delivery::{Reason, SourceKind},
 };
-use sqlx::PgConnection;
 
 use crate::{
-    StoreError, StoreResult, actions::invocations::InvocationRow, mailboxes::settled_floors::count_settled_above,
-    messages::days::day_of,
+    StoreError, StoreResult, actions::invocations::InvocationRow, connections::Session,
+    mailboxes::settled_floors::count_settled_above, messages::days::day_of,
 };
 
 // A full mailbox gets no row, as with messages; the caller can still read the outcome over REST.
@@ -68,7 +67,7 @@ pub(crate) struct WrittenResult {
 /// Writes a delivery for each durable outcome. Returns the outcomes that have one; full mailboxes and deleted callers
 /// get none.
 pub(crate) async fn write_results(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     done: &[InvocationRow],
     at: DateTime<Utc>,
     epoch: Option<i64>,

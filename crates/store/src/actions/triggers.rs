@@ -6,9 +6,8 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, MessageId, TriggerId, WorkspaceId, WorkspaceScope, actions::trigger::MentionFilter};
-use sqlx::PgConnection;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, connections::Session};
 
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct TriggerRow {
@@ -314,7 +313,7 @@ impl Store {
 
 /// Creates the workspace's progress row if it is missing, and locks it. The lock serialises adding the first trigger
 /// with removing the last one. The `DO UPDATE` changes nothing: it takes the lock, which `DO NOTHING` would not.
-async fn lock_progress(tx: &mut PgConnection, scope: WorkspaceScope) -> StoreResult<()> {
+async fn lock_progress(tx: &mut Session, scope: WorkspaceScope) -> StoreResult<()> {
     sqlx::query(
         "INSERT INTO trigger_progress AS p (workspace_id, reached_seq)
          SELECT $1, coalesce((SELECT next_seq - 1 FROM event_heads WHERE workspace_id = $1), 0)
@@ -328,7 +327,7 @@ async fn lock_progress(tx: &mut PgConnection, scope: WorkspaceScope) -> StoreRes
 }
 
 /// Removes the progress row if the workspace has no enabled trigger.
-async fn remove_unused_progress(tx: &mut PgConnection, scope: WorkspaceScope) -> StoreResult<()> {
+async fn remove_unused_progress(tx: &mut Session, scope: WorkspaceScope) -> StoreResult<()> {
     sqlx::query(
         "DELETE FROM trigger_progress
           WHERE workspace_id = $1

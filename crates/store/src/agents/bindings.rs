@@ -9,7 +9,7 @@ use relay_domain::{
     nodes::{DIRECT_ID_PREFIX, NodeKind, effective_max_agents},
 };
 use sqlx::{
-    FromRow, PgConnection, Postgres, Row as _,
+    FromRow, Postgres, Row as _,
     postgres::{PgArguments, PgRow},
     query::QueryAs,
 };
@@ -17,6 +17,7 @@ use sqlx::{
 use crate::{
     Store, StoreError, StoreResult,
     agents::sessions,
+    connections::Session,
     decode::decode_rows,
     events::{self, RecordedEvents},
     nodes::assignment,
@@ -225,7 +226,7 @@ impl Store {
     }
 }
 
-async fn count_located(tx: &mut PgConnection, scope: WorkspaceScope, node: &NodeId) -> StoreResult<i64> {
+async fn count_located(tx: &mut Session, scope: WorkspaceScope, node: &NodeId) -> StoreResult<i64> {
     sqlx::query_scalar("SELECT count(*) FROM agents WHERE workspace_id = $1 AND node_id = $2 AND deleted_at IS NULL")
         .bind(scope.workspace_id())
         .bind(node)
@@ -236,7 +237,7 @@ async fn count_located(tx: &mut PgConnection, scope: WorkspaceScope, node: &Node
 
 /// Writes the location of an agent whose row is locked. On the same node, the binding stays and only given values change.
 async fn move_agent(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     agent: AgentId,
     new: &NewBinding<'_>,

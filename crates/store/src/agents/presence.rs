@@ -6,10 +6,10 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, agents::AgentStatus};
 use serde::{Deserialize, Serialize};
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
+    connections::Session,
     events::{self, RecordedEvents, status_event},
     maintenance::loop_state::{LoopState, lock_state, save_state},
 };
@@ -79,7 +79,7 @@ pub(crate) use last_seen_at;
 /// Sets an agent's status, if its status is `only_from` or that is `None`, and updates its `last_seen_at`. Returns the agent's
 /// name if the status changed.
 pub(crate) async fn set_status(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     agent: AgentId,
     status: AgentStatus,
@@ -111,7 +111,7 @@ pub(crate) async fn set_status(
 
 /// Records the new status of agents as events of their workspaces.
 async fn record_status_events(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     at: DateTime<Utc>,
     status: AgentStatus,
     mut agents: Vec<(WorkspaceId, AgentId, String)>,

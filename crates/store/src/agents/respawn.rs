@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, WorkspaceScope, access::token::TokenHash, agents::AgentStatus, nodes::GATEWAY_GRACE};
-use sqlx::{FromRow, PgConnection, types::Json};
+use sqlx::{FromRow, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -11,6 +11,7 @@ use crate::{
         idempotency::{IdempotencyKey, SpawnRecord},
         rotation::end_former_token,
     },
+    connections::Session,
     decode::decode_row,
     events::{self, RecordedEvents, status_event},
 };
@@ -118,14 +119,16 @@ impl Store {
         agent: AgentId,
         at: DateTime<Utc>,
     ) -> StoreResult<()> {
-        let mut connection = self.pool.acquire().await.map_err(StoreError::from_sqlx("storing the key of a spawn"))?;
-        insert_spawn_key(&mut connection, scope, key, agent, at).await
+        let doing = "storing the key of a spawn";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        insert_spawn_key(&mut tx, scope, key, agent, at).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))
     }
 }
 
 /// Makes `token` the agent's only token and sets the agent active, as a registration does. Returns the revoked token.
 async fn replace_token(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     agent: AgentId,
     token: TokenHash,
@@ -156,7 +159,7 @@ async fn replace_token(
 
 /// Stores a spawn's key.
 async fn insert_spawn_key(
-    connection: &mut PgConnection,
+    connection: &mut Session,
     scope: WorkspaceScope,
     key: &IdempotencyKey,
     agent: AgentId,

@@ -8,7 +8,6 @@ use relay_domain::{
 };
 use relay_wire::{agents::spawn::SpawnOutput, events::recorded_data::AgentExited, field::ToValue as _};
 use serde_json::Value;
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -19,6 +18,7 @@ use crate::{
         outcomes::{OutcomeBatch, OutcomeRecording, deliver_outcomes},
     },
     agents::presence::last_seen_at,
+    connections::Session,
     events::{self, Event, RecordedEvents, status_event},
     nodes::{assignment::is_not_running, fence::Fence},
 };
@@ -353,7 +353,7 @@ impl Store {
 /// Creates the exit events of agents of a node; the callers of their spawns receive them. An agent with a release was
 /// released, whatever other reason is reported.
 pub(crate) async fn exit_events(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     node: &NodeId,
     agents: &[AgentId],

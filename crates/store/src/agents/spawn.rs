@@ -5,9 +5,8 @@ use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{AgentId, InvocationId, actions};
 use relay_wire::{agents::spawn::SpawnOutput, field::ToValue as _};
 use serde_json::Value;
-use sqlx::PgConnection;
 
-use crate::{Store, StoreError, StoreResult, nodes::fence::Fence};
+use crate::{Store, StoreError, StoreResult, connections::Session, nodes::fence::Fence};
 
 /// Agent that an inventory lists as the result of an invocation.
 #[derive(Debug, Clone)]
@@ -105,7 +104,7 @@ impl Store {
 /// Compares a provider's inventory with its open spawns. The caller has locked the provider's row, so that no invocation is
 /// dispatched to it meanwhile.
 pub(crate) async fn reconcile_spawns(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     fence: &Fence,
     spawned: &[SpawnedAgent],
     at: DateTime<Utc>,

@@ -16,9 +16,12 @@ use relay_wire::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sqlx::{FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query, types::Json};
+use sqlx::{FromRow, Postgres, postgres::PgArguments, query::Query, types::Json};
 
-use crate::{Store, StoreError, StoreResult, decode::decode_rows, messages::days::day_of, sizes::RECORD_BYTES};
+use crate::{
+    Store, StoreError, StoreResult, connections::Session, decode::decode_rows, messages::days::day_of,
+    sizes::RECORD_BYTES,
+};
 
 /// Records per read at most. A record holds all events of one transaction, so a page of events needs few.
 const RECORDS_AT_ONCE: i64 = 500;
@@ -109,7 +112,7 @@ impl TryFrom<StoredEvent> for LoggedEvent {
 /// Appends the events of one workspace. Must be the last statement before COMMIT, because it locks the workspace's
 /// counter. Without events it does nothing and returns an empty record.
 pub(crate) async fn append(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     at: DateTime<Utc>,
     events: Vec<Event>,
@@ -210,7 +213,7 @@ impl EventColumns {
 
 /// Appends events of any workspaces in any order. Counters are locked in the order of the workspaces.
 pub(crate) async fn append_mixed(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     at: DateTime<Utc>,
     events: Vec<(WorkspaceScope, Event)>,
 ) -> StoreResult<Vec<RecordedEvents>> {

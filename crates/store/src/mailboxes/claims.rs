@@ -7,10 +7,12 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
-use sqlx::PgConnection;
 
 use crate::{
-    Store, StoreError, StoreResult, codes::DEFERRED, connections::Transaction, mailboxes::locked_cursor::lock_cursor,
+    Store, StoreError, StoreResult,
+    codes::DEFERRED,
+    connections::{Session, Transaction},
+    mailboxes::locked_cursor::lock_cursor,
 };
 
 /// Longest TTL of a delivery: older partitions hold no active row and are not read.
@@ -171,7 +173,7 @@ async fn polled_generation(tx: &mut Transaction, scope: WorkspaceScope, agent: A
 }
 
 /// Ends all leases of an agent: their holder has lost its token.
-pub(crate) async fn end_leases(tx: &mut PgConnection, scope: WorkspaceScope, agent: AgentId) -> StoreResult<()> {
+pub(crate) async fn end_leases(tx: &mut Session, scope: WorkspaceScope, agent: AgentId) -> StoreResult<()> {
     sqlx::query(
         "UPDATE delivery_claims SET leased_until = relay_now()
           WHERE workspace_id = $1 AND agent_id = $2 AND leased_until > relay_now()",

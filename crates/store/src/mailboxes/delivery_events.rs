@@ -8,11 +8,12 @@ use relay_domain::{
     mailboxes::{MessageLocation, stream::Seq},
 };
 use relay_wire::{events::recorded_data::DeliveryDelivered, field::ToValue as _};
-use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
+use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
     StoreError, StoreResult,
     codes::{ACKED, DEAD_LETTERED},
+    connections::Session,
     decode::decode_rows,
     events::Event,
 };
@@ -90,7 +91,7 @@ SELECT d.workspace_id, d.agent_id, d.source_id, d.redrive_no,
 
 /// Builds the events of newly acknowledged deliveries by mailbox and seq, at most [`EVENTS_PER_FLUSH`].
 pub(crate) async fn delivered_events(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     acked: &[AckedRange],
     at: DateTime<Utc>,
 ) -> StoreResult<Vec<(WorkspaceScope, Event)>> {

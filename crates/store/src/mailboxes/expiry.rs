@@ -15,11 +15,12 @@ use relay_domain::{
 use relay_wire::{events::recorded_data::DeliveryDeadLettered, field::ToValue as _};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
+use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, DEFERRED, MESSAGE_SOURCE},
+    connections::Session,
     decode::decode_rows,
     events::{self, Event, RecordedEvents},
     mailboxes::{
@@ -312,7 +313,7 @@ impl Store {
 
 /// Locks the mailboxes, dead-letters the rows that the reason covers and extends the settled floors.
 async fn dead_letter(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     workspaces: &[i64],
     agents: &[i64],
     reason: DeadLetterReason,
@@ -345,7 +346,7 @@ async fn dead_letter(
 
 /// Records the events of dead letters, which are sorted by workspace.
 pub(crate) async fn record_dead_letters(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     dead: &[DeadLetteredDelivery],
     now: DateTime<Utc>,
 ) -> StoreResult<Vec<RecordedEvents>> {

@@ -16,11 +16,12 @@ use relay_domain::{
 };
 use relay_wire::{events::recorded_data::RedriveAccepted, field::ToValue as _};
 use serde::{Deserialize, Serialize};
-use sqlx::{FromRow, PgConnection, types::Json};
+use sqlx::{FromRow, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
+    connections::Session,
     events::{self, Event, RecordedEvents},
     mailboxes::{dead_letters::DeadLetterFilter, settled_floors::count_settled_above},
     messages::days::day_of,
@@ -97,7 +98,6 @@ pub struct NewRedrive<'a> {
 struct PassCounts {
     #[sqlx(rename = "pass_redriven")]
     redriven: i64,
-    /// Dead letters that cannot be redriven.
     #[sqlx(rename = "pass_refused")]
     refused: i64,
     /// Dead letters that a full mailbox refused.
@@ -433,7 +433,7 @@ impl Store {
 
 /// Redrives these dead letters. Returns one outcome each, and the events of the new deliveries in an observed workspace.
 async fn redrive(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     agents: &[i64],
     seqs: &[i64],

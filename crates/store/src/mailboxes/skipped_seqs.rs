@@ -3,10 +3,9 @@
 //! A skipped seq has no delivery and no settlement; it counts as settled, and nodes receive a tombstone for it. Only
 //! recovery inserts these rows, while no process serves clients. Floors and depths read them.
 
-use sqlx::PgConnection;
-
 use crate::{
     StoreError, StoreResult,
+    connections::Session,
     mailboxes::settled_floors::{extend_settled_floors, lock_cursors},
 };
 
@@ -26,7 +25,7 @@ SELECT s.workspace_id, s.agent_id
 
 /// Removes runs that the ack floor has passed, and moves settled floors over runs where an earlier version, which knew no
 /// such rows, left them; at most `page` of each. Returns the counts of runs and floors.
-pub(crate) async fn compact_skipped(tx: &mut PgConnection, page: i64) -> StoreResult<(u64, u64)> {
+pub(crate) async fn compact_skipped(tx: &mut Session, page: i64) -> StoreResult<(u64, u64)> {
     let doing = "compacting skipped seqs";
     let removed = sqlx::query(REMOVE).bind(page).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
     let behind: Vec<(i64, i64)> =

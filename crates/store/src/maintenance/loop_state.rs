@@ -4,9 +4,9 @@
 //! side during an upgrade: the type of a state keeps the form that it has been stored in.
 
 use serde::{Serialize, de::DeserializeOwned};
-use sqlx::{FromRow, PgConnection, PgExecutor, types::Json};
+use sqlx::{FromRow, PgExecutor, types::Json};
 
-use crate::{StoreError, StoreResult, decode::decode_row};
+use crate::{StoreError, StoreResult, connections::Session, decode::decode_row};
 
 /// Result of locking the state of a loop.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ struct StateRow<T: DeserializeOwned + 'static> {
 
 /// Locks the state of `name` for the rest of the transaction.
 pub(crate) async fn lock_state<T: DeserializeOwned + 'static>(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     name: &str,
 ) -> StoreResult<LoopState<T>> {
     let doing = "locking the state of a loop";
@@ -62,7 +62,7 @@ pub(crate) async fn read_state<T: DeserializeOwned + 'static>(
 }
 
 /// Stores the state of `name`, which the caller has locked in the same transaction.
-pub(crate) async fn save_state<T: Serialize + Sync>(tx: &mut PgConnection, name: &str, value: &T) -> StoreResult<()> {
+pub(crate) async fn save_state<T: Serialize + Sync>(tx: &mut Session, name: &str, value: &T) -> StoreResult<()> {
     sqlx::query("UPDATE loop_state SET value = $2, updated_at = relay_now() WHERE loop = $1")
         .bind(name)
         .bind(Json(value))

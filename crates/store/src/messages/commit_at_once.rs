@@ -159,14 +159,16 @@ async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Option<BatchOutc
     let columns = StatementColumns::collect(batch);
     // Without a connection nothing was sent.
     let mut connection =
-        store.pool.acquire().await.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::NotCommitted)?;
-    let done = tokio::time::timeout(WRITE_TIMEOUT, columns.query(batch).fetch_all(&mut *connection)).await;
+        store.pool.for_statement().await.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::NotCommitted)?;
+    let statement = async {
+        let rows = columns.query(batch).fetch_all(&mut *connection).await?;
+        connection.finish().await?;
+        Ok(rows)
+    };
+    let done = tokio::time::timeout(WRITE_TIMEOUT, statement).await;
     let done = done.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(StoreError::from_sqlx(doing));
     let rows = match store.note_epoch(batch.epoch, done) {
-        Ok(rows) => {
-            connection.keep();
-            decode_rows::<CommittedRow>("deliveries", &rows).map_err(BatchError::Unknown)?
-        }
+        Ok(rows) => decode_rows::<CommittedRow>("deliveries", &rows).map_err(BatchError::Unknown)?,
         Err(StoreError::Refused { .. }) => return Ok(None),
         Err(error @ StoreError::OtherEpoch { .. }) => return Err(BatchError::NotCommitted(error)),
         Err(error) if error.is_unavailable() && !error.ended_before_commit() => {

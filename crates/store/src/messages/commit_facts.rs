@@ -4,10 +4,11 @@
 use std::collections::{HashMap, HashSet};
 
 use relay_domain::{AgentId, ChannelId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
-use sqlx::{FromRow, PgConnection, Row, postgres::PgRow, types::Json};
+use sqlx::{FromRow, Row, postgres::PgRow, types::Json};
 
 use crate::{
     StoreError, StoreResult,
+    connections::Session,
     decode::decode_rows,
     messages::batch::{Batch, NewSend, sort_and_dedup},
 };
@@ -148,7 +149,7 @@ SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') >
 /// Writes the batch's outbox row, whose unique id identifies a resubmitted batch, and reads the rows that the batch
 /// depends on. They are not locked: a later change is not this batch's concern, and `members_version` and the token
 /// generation detect an earlier one. `None`: this batch was committed before.
-pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchFacts>> {
+pub(crate) async fn open_batch(tx: &mut Session, batch: &Batch) -> StoreResult<Option<BatchFacts>> {
     let sends = &batch.sends;
     let (mut agents, mut channels) = (Vec::new(), Vec::new());
     for send in sends {

@@ -11,13 +11,12 @@ use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
 use relay_wire::field::ToValue as _;
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
     access::idempotency::{IDEMPOTENCY_RETENTION_HOURS, IdempotencyKey, PostRecord},
     codes::MESSAGE_SOURCE,
-    connections::Transaction,
+    connections::{Session, Transaction},
     events::{self, Event, RecordedEvents},
     messages::{
         batch::{
@@ -35,9 +34,8 @@ impl Store {
     /// Reads the outcome of a batch that belongs to an earlier recovery epoch.
     pub(crate) async fn read_earlier_outcome(&self, batch: &Batch) -> Result<BatchOutcome, BatchError> {
         let doing = "reading the outcome of a batch from before a recovery";
-        let connection = self.pool.acquire().await;
-        let mut connection = connection.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::Unknown)?;
-        read_outcome(&mut connection, batch).await
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::Unknown)?;
+        read_outcome(&mut tx, batch).await
     }
 
     /// Commits a batch by a transaction with a statement per step, which finds an outcome for each request.
@@ -66,7 +64,7 @@ impl Store {
 
 /// Reads the outcome of a batch that was submitted before. A failed read says nothing about the earlier commit, so it leaves
 /// the outcome unknown.
-async fn read_outcome(connection: &mut PgConnection, batch: &Batch) -> Result<BatchOutcome, BatchError> {
+async fn read_outcome(connection: &mut Session, batch: &Batch) -> Result<BatchOutcome, BatchError> {
     let sends = tokio::time::timeout(WRITE_TIMEOUT, read_back(connection, batch)).await;
     let sends = sends.unwrap_or_else(|_| Err(StoreError::unavailable("reading back a batch")));
     let sends = sends.map_err(BatchError::Unknown)?;
@@ -77,7 +75,7 @@ async fn read_outcome(connection: &mut PgConnection, batch: &Batch) -> Result<Ba
 ///
 /// A request without a message was not written by it: it is `Stale`, so that the caller resolves it again
 /// and, if it carries a key, gets the first response.
-async fn read_back(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Vec<SendOutcome>> {
+async fn read_back(tx: &mut Session, batch: &Batch) -> StoreResult<Vec<SendOutcome>> {
     const DELIVERIES: &str = formatcp!(
         "SELECT d.agent_id, d.seq, d.node_id, a.provider, d.expires_at
            FROM deliveries d JOIN agents a USING (workspace_id, agent_id)
@@ -121,7 +119,7 @@ async fn read_back(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Vec<Send
 }
 
 /// Executes everything before the COMMIT. `None`: this batch was committed before.
-async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchOutcome>> {
+async fn write_batch(tx: &mut Session, batch: &Batch) -> StoreResult<Option<BatchOutcome>> {
     let Some(facts) = open_batch(tx, batch).await? else { return Ok(None) };
     let mut outcomes: Vec<Option<SendOutcome>> =
         facts.find_current(&batch.sends).into_iter().map(|holds| (!holds).then_some(SendOutcome::Stale)).collect();
@@ -139,7 +137,7 @@ async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option
 /// Records the events of a batch. This comes last, because the counter row of an event log is shared by all
 /// senders of a workspace and stays locked until the commit.
 async fn record_events(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     sends: &[NewSend],
     outcomes: &[SendOutcome],
     facts: &BatchFacts,
@@ -156,7 +154,7 @@ async fn record_events(
 }
 
 /// Claims the idempotency keys of the open requests, and sets the outcome of requests whose key is in use.
-async fn claim_keys(tx: &mut PgConnection, sends: &[NewSend], outcomes: &mut [Option<SendOutcome>]) -> StoreResult<()> {
+async fn claim_keys(tx: &mut Session, sends: &[NewSend], outcomes: &mut [Option<SendOutcome>]) -> StoreResult<()> {
     let mut keyed: Vec<(WorkspaceId, &IdempotencyKey, usize)> = sends
         .iter()
         .enumerate()

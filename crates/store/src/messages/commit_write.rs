@@ -9,10 +9,11 @@ use relay_domain::{
         stream::Seq,
     },
 };
-use sqlx::{FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query};
+use sqlx::{FromRow, Postgres, postgres::PgArguments, query::Query};
 
 use crate::{
     StoreError, StoreResult,
+    connections::Session,
     messages::{
         batch::{NewRecipient, NewSend, WrittenDelivery},
         commit_facts::{AgentFacts, BatchFacts},
@@ -289,7 +290,7 @@ impl<'a> BatchColumns<'a> {
 
 /// Writes the open requests. Returns, per request, one entry per recipient.
 pub(crate) async fn write_rows(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     sends: &[NewSend],
     open: &[usize],
     facts: &BatchFacts,

@@ -6,10 +6,11 @@ use std::{collections::HashMap, time::Duration};
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{AgentId, MessageId, WorkspaceScope, messages::Message};
-use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
+use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
+    connections::Session,
     decode::decode_rows,
     messages::{days::day_of_id, row::MessageRow},
     sizes::{EDIT_BYTES, MESSAGE_BYTES},
@@ -27,7 +28,7 @@ pub(crate) struct ReplacedContent {
 /// Locks a message of an author, and reads the content that an edit is about to replace. The lock serialises
 /// edits of one message, so that their events and replaced contents have the same order.
 pub(crate) async fn lock_message(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     (message, author): (MessageId, AgentId),
 ) -> StoreResult<Option<ReplacedContent>> {
@@ -47,7 +48,7 @@ pub(crate) async fn lock_message(
 
 /// Stores the content that a message had until this event.
 pub(crate) async fn record_replaced(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     message: MessageId,
     until_seq: i64,

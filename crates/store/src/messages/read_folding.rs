@@ -8,11 +8,11 @@
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use const_format::formatcp;
 use serde::{Deserialize, Serialize};
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
+    connections::Session,
     mailboxes::changes::{FeedPosition, acked_since, current_position},
     maintenance::loop_state::{LoopState, lock_state, read_state, save_state},
 };
@@ -260,7 +260,7 @@ impl Store {
 type MailboxFloors = (i64, i64, i64, i64);
 
 /// Folds the next `page` mailboxes of a walk. Returns the deliveries read, and the position if the walk goes on.
-async fn walk_page(tx: &mut PgConnection, from: ScanPosition, page: i64) -> StoreResult<(u64, Option<ScanPosition>)> {
+async fn walk_page(tx: &mut Session, from: ScanPosition, page: i64) -> StoreResult<(u64, Option<ScanPosition>)> {
     let rows: Vec<MailboxFloors> = sqlx::query_as(WALKED)
         .bind(from.workspace_id)
         .bind(from.agent_id)
@@ -279,7 +279,7 @@ async fn walk_page(tx: &mut PgConnection, from: ScanPosition, page: i64) -> Stor
 }
 
 /// Folds the acks of these mailboxes. Returns the deliveries read.
-async fn fold_acked(tx: &mut PgConnection, keys: &[(i64, i64)]) -> StoreResult<u64> {
+async fn fold_acked(tx: &mut Session, keys: &[(i64, i64)]) -> StoreResult<u64> {
     let doing = "folding acked deliveries";
     let (workspaces, agents): (Vec<i64>, Vec<i64>) = keys.iter().copied().unzip();
     let mut worked = 0;

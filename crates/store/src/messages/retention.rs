@@ -6,9 +6,8 @@
 
 use chrono::NaiveDate;
 use relay_domain::WorkspaceId;
-use sqlx::PgConnection;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, connections::Session};
 
 /// Transactions of one step, each over one workspace.
 const WORKSPACES_PER_STEP: usize = 50;
@@ -92,7 +91,7 @@ impl Store {
 /// Removes some of a workspace's messages of days before `first_kept`. Without any left, moves
 /// `messages_kept_from`, so that the workspace is not selected again before the next day.
 async fn remove_old_messages(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     workspace: WorkspaceId,
     first_kept: NaiveDate,
     limit: i64,

@@ -6,9 +6,8 @@
 //! provider.
 
 use relay_domain::{NodeId, ProviderName, WorkspaceScope};
-use sqlx::PgConnection;
 
-use crate::{StoreError, StoreResult};
+use crate::{StoreError, StoreResult, connections::Session};
 
 /// SQL rank of a provider for hosting agents: 2 with delivery cursors or a published broker version, 1 with any
 /// capacity, otherwise 0.
@@ -104,7 +103,7 @@ struct ProviderRank {
 
 /// Reads the providers of a node.
 pub(crate) async fn read_providers(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     node: &NodeId,
 ) -> StoreResult<NodeProviders> {

@@ -8,7 +8,6 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope, actions, agents::AgentStatus, nodes::TEMPORARY_ABSENCE,
 };
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -16,6 +15,7 @@ use crate::{
         sessions,
         spawn::{self, InventoryReconciliation, SpawnedAgent},
     },
+    connections::Session,
     decode::{decode_row, decode_rows},
     events::{self, Event, RecordedEvents, status_event},
     nodes::fence::Fence,
@@ -261,7 +261,7 @@ impl Store {
 
 /// Reads and locks the listed agents that exist, in id order.
 async fn lock_listed(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     fence: &Fence,
     listed: &[ListedAgent],
 ) -> StoreResult<HashMap<AgentId, KnownAgent>> {
@@ -347,7 +347,7 @@ struct MissingAgent {
 /// Marks the provider's agents offline that an inventory does not list. Some that have ended may be offline already: their
 /// connection was lost before.
 async fn mark_missing(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     fence: &Fence,
     listed: &[ListedAgent],
     at: DateTime<Utc>,
@@ -399,7 +399,7 @@ fn spawned_agent(entry: &ListedAgent) -> Option<SpawnedAgent> {
 }
 
 /// Locks the provider row until the commit, and returns whether the fence holds. An inventory counts as a heartbeat.
-async fn lock_provider(tx: &mut PgConnection, fence: &Fence) -> StoreResult<bool> {
+async fn lock_provider(tx: &mut Session, fence: &Fence) -> StoreResult<bool> {
     let held: Option<i64> = sqlx::query_scalar(
         "UPDATE providers SET last_heartbeat_at = relay_now()
           WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4 RETURNING epoch",
@@ -414,7 +414,7 @@ async fn lock_provider(tx: &mut PgConnection, fence: &Fence) -> StoreResult<bool
     Ok(held.is_some())
 }
 
-async fn bind_listed(tx: &mut PgConnection, fence: &Fence, listed: &[ListedAgent]) -> StoreResult<()> {
+async fn bind_listed(tx: &mut Session, fence: &Fence, listed: &[ListedAgent]) -> StoreResult<()> {
     let ids = ids_of(listed);
     let sessions: Vec<Option<&str>> = listed.iter().map(|l| l.session_ref.as_deref()).collect();
     sqlx::query(

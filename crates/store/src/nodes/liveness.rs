@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, agents::AgentStatus};
-use sqlx::{PgConnection, postgres::PgRow};
+use sqlx::postgres::PgRow;
 
 use crate::{
     Store, StoreError, StoreResult,
+    connections::Session,
     decode::decode_rows,
     events::{self, Event, RecordedEvents, status_event},
     nodes::presence,
@@ -151,7 +152,7 @@ impl Store {
 /// Disconnects these providers, marks their agents offline and records both. Must be the last write of the transaction,
 /// because it locks the workspaces' event logs.
 pub(crate) async fn disconnect(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     targets: &ProvidersToDisconnect,
     reason: &'static str,
     at: DateTime<Utc>,

@@ -10,13 +10,12 @@ use relay_domain::{
     agents::AgentStatus,
     nodes::{NodeKind, NodeRole, takeover::Incumbent},
 };
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
     actions::redispatch,
     codes::{BROKER, DIRECT},
-    connections::Transaction,
+    connections::{Session, Transaction},
     decode::decode_row,
     events::{self, Event, RecordedEvents, status_event},
     nodes::{
@@ -270,7 +269,7 @@ impl Store {
     }
 }
 
-async fn rename_node(tx: &mut PgConnection, key: ProviderKey<'_>, name: &str) -> StoreResult<()> {
+async fn rename_node(tx: &mut Session, key: ProviderKey<'_>, name: &str) -> StoreResult<()> {
     sqlx::query("UPDATE nodes SET name = $3, updated_at = relay_now() WHERE workspace_id = $1 AND node_id = $2")
         .bind(key.scope.workspace_id())
         .bind(key.node)
@@ -282,7 +281,7 @@ async fn rename_node(tx: &mut PgConnection, key: ProviderKey<'_>, name: &str) ->
 }
 
 /// Notes that the node was connected, for as long as it exists.
-async fn note_connection(tx: &mut PgConnection, key: ProviderKey<'_>) -> StoreResult<()> {
+async fn note_connection(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<()> {
     sqlx::query("UPDATE nodes SET last_connected_at = relay_now() WHERE workspace_id = $1 AND node_id = $2")
         .bind(key.scope.workspace_id())
         .bind(key.node)
@@ -295,7 +294,7 @@ async fn note_connection(tx: &mut PgConnection, key: ProviderKey<'_>) -> StoreRe
 /// Returns whether the provider is held by a connection that asked for it later. Gateways' clocks may differ by
 /// [`CLOCK_TOLERANCE`]. The node is locked, so no other registration intervenes.
 async fn is_held_by_later_request(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     key: ProviderKey<'_>,
     requested_at: DateTime<Utc>,
 ) -> StoreResult<bool> {
@@ -316,7 +315,7 @@ async fn is_held_by_later_request(
 /// Writes the provider's row with the next epoch. Returns `None` if the row has another epoch than the claim expects, or
 /// a later request.
 async fn take_provider(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     key: ProviderKey<'_>,
     claim: &ProviderClaim<'_>,
     registration: &ProviderRegistration,
@@ -358,7 +357,7 @@ async fn take_provider(
 }
 
 /// Returns whether a provider counts as connected, and locks its row until the commit.
-async fn is_connected(tx: &mut PgConnection, key: ProviderKey<'_>) -> StoreResult<bool> {
+async fn is_connected(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<bool> {
     let connected: Option<bool> = sqlx::query_scalar(
         "SELECT gateway_id IS NOT NULL FROM providers
           WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 FOR UPDATE",
@@ -414,11 +413,7 @@ SELECT coalesce((SELECT role = '{DIRECT}' FROM nodes WHERE workspace_id = $1 AND
 );
 
 /// Ends the connection of this epoch. Returns `None` if it has ended or was superseded.
-async fn end_connection(
-    tx: &mut PgConnection,
-    fence: &Fence,
-    at: DateTime<Utc>,
-) -> StoreResult<Option<EndedConnection>> {
+async fn end_connection(tx: &mut Session, fence: &Fence, at: DateTime<Utc>) -> StoreResult<Option<EndedConnection>> {
     sqlx::query_as(END_CONNECTION)
         .bind(fence.scope.workspace_id())
         .bind(&fence.node_id)

@@ -12,7 +12,6 @@ use relay_domain::{
     snowflake::first_id_at,
 };
 use serde_json::Value;
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -20,7 +19,7 @@ use crate::{
         rotation::{ChangedToken, TokenSubject, token_event},
         tokens::parse_hashes,
     },
-    connections::Transaction,
+    connections::{Session, Transaction},
     events::{self, RecordedEvents},
 };
 
@@ -427,7 +426,7 @@ async fn write_override(tx: &mut Transaction, scope: WorkspaceScope, token: Obse
 }
 
 /// Marks all tokens of a workspace that was deleted in this transaction.
-pub(crate) async fn override_workspace_tokens(tx: &mut PgConnection, scope: WorkspaceScope) -> StoreResult<()> {
+pub(crate) async fn override_workspace_tokens(tx: &mut Session, scope: WorkspaceScope) -> StoreResult<()> {
     sqlx::query(
         "INSERT INTO observer_overrides (token_id, workspace_id, state, version, scopes, filters)
          SELECT token_id, workspace_id, 'workspace_deleted', version, scopes, '{}'

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, watch};
 use super::DatabaseState;
 use crate::{Store, StoreError, StoreResult};
 
-/// SQLSTATE that `relay_require_epoch` raises.
+/// SQLSTATE that `relay_require_epoch` and `relay_require_database` raise.
 pub(crate) const OTHER_EPOCH: &str = "RLEPO";
 
 /// Database and recovery under which a process serves.
@@ -65,12 +65,17 @@ impl Default for EpochFence {
 impl EpochFence {
     /// Closes the fence if `is_other` holds for the known database. A finding from before [`Store::open_epoch`] must not
     /// close what was opened since: both hold the lock of `known`.
-    fn close_if(&self, is_other: impl FnOnce(Option<&KnownDatabase>) -> bool) {
+    pub(crate) fn close_if(&self, is_other: impl FnOnce(Option<&KnownDatabase>) -> bool) {
         let known = self.known.borrow();
         if is_other(known.as_ref()) {
             self.is_closed.store(true, Ordering::SeqCst);
             self.met_other.notify_one();
         }
+    }
+
+    /// Returns the database that this process serves; `None` before the first check.
+    pub(crate) fn known(&self) -> Option<KnownDatabase> {
+        self.known.borrow().clone()
     }
 
     /// Waits until the database of a new connection is the known one. The caller's wait for a connection is bounded, so
@@ -102,7 +107,7 @@ impl EpochFence {
         known.epoch == epoch && confirmations < self.confirmations()
     }
 
-    pub(super) fn confirmations(&self) -> i64 {
+    pub(crate) fn confirmations(&self) -> i64 {
         self.confirmations.load(Ordering::SeqCst)
     }
 
@@ -142,7 +147,7 @@ impl Store {
     /// Returns the database that this process serves; `None` before the first check.
     #[must_use]
     pub fn known_database(&self) -> Option<KnownDatabase> {
-        self.fence.known.borrow().clone()
+        self.fence.known()
     }
 
     /// Returns the epoch under which this process serves now; `None` while another one was met, and before the first

@@ -6,11 +6,11 @@ use relay_domain::{
     AgentId, WorkspaceId, WorkspaceScope,
     mailboxes::{dead_letter::DeadLetterReason, stream::Seq},
 };
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, NOTICE_SOURCE},
+    connections::Session,
     mailboxes::{
         cursors::split_keys,
         settled_floors::{extend_settled_floors, lock_cursors},
@@ -223,7 +223,7 @@ impl Store {
 }
 
 /// Locks heads, then cursors (the order that all transactions keep), until the transaction ends.
-pub(super) async fn lock_mailboxes(tx: &mut PgConnection, workspaces: &[i64], agents: &[i64]) -> StoreResult<()> {
+pub(super) async fn lock_mailboxes(tx: &mut Session, workspaces: &[i64], agents: &[i64]) -> StoreResult<()> {
     sqlx::query(LOCK_HEADS)
         .bind(workspaces)
         .bind(agents)
@@ -236,7 +236,7 @@ pub(super) async fn lock_mailboxes(tx: &mut PgConnection, workspaces: &[i64], ag
 /// Performs [`Store::raise_heads`] within a transaction that has locked the mailboxes and extends the settled floors
 /// afterwards.
 pub(super) async fn raise_locked_heads(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     highest: &[(WorkspaceScope, AgentId, Seq)],
     now: DateTime<Utc>,
     fresh_id: &mut impl FnMut() -> i64,

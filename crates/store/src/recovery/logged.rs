@@ -11,11 +11,12 @@ use relay_domain::{
     },
 };
 use serde_json::Value;
-use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
+use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{ACTION_RESULT_SOURCE, CHANNEL, DEAD_LETTERED, MESSAGE_SOURCE},
+    connections::Session,
     decode::decode_rows,
     events::RecordedEvents,
     mailboxes::{
@@ -193,7 +194,7 @@ impl Store {
     }
 }
 
-async fn write_messages(tx: &mut PgConnection, lost: &[&LoggedDelivery]) -> StoreResult<()> {
+async fn write_messages(tx: &mut Session, lost: &[&LoggedDelivery]) -> StoreResult<()> {
     let of: Vec<(&LoggedDelivery, &LoggedMessage)> =
         lost.iter().filter_map(|one| Some((*one, one.message.as_ref()?))).collect();
     sqlx::query(MESSAGES)
@@ -233,7 +234,7 @@ fn bind_deliveries<'q>(query: Query<'q>, lost: &[&LoggedDelivery]) -> Query<'q> 
         .bind(lost.iter().map(|one| one.sender).collect::<Vec<_>>())
 }
 
-async fn write_deliveries(tx: &mut PgConnection, lost: &[&LoggedDelivery]) -> StoreResult<u64> {
+async fn write_deliveries(tx: &mut Session, lost: &[&LoggedDelivery]) -> StoreResult<u64> {
     let written = bind_deliveries(sqlx::query(INSERT_DELIVERIES), lost)
         .execute(tx)
         .await
@@ -242,7 +243,7 @@ async fn write_deliveries(tx: &mut PgConnection, lost: &[&LoggedDelivery]) -> St
 }
 
 async fn dead_letter_lost(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     lost: &[&LoggedDelivery],
     now: DateTime<Utc>,
 ) -> StoreResult<Vec<DeadLetteredDelivery>> {

@@ -204,10 +204,8 @@ impl Store {
     pub async fn try_recovery_lock(&self) -> StoreResult<Option<RecoveryLock>> {
         let doing = "taking the lock of recovery";
         // A dedicated connection: the lock belongs to the database session and must not return to the pool with it.
-        let mut connection = PgConnection::connect_with(&self.pool.driver().connect_options())
-            .with_timeout()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut connection =
+            PgConnection::connect_with(&self.direct).with_timeout().await.map_err(StoreError::from_sqlx(doing))?;
         let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock(hashtext($1))")
             .bind(LOCK)
             .fetch_one(&mut connection)

@@ -10,11 +10,11 @@ use std::collections::HashSet;
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{MessageId, WorkspaceId, WorkspaceScope, snowflake};
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::CHANNEL,
+    connections::Session,
     maintenance::loop_state::{LoopState, lock_state, save_state},
     messages::days::day_of_id,
 };
@@ -305,7 +305,7 @@ struct FirstPass {
 /// Finds the messages above `reached_id` and moves that mark. A full page cuts `turn` to the workspaces that it has
 /// reached.
 async fn run_first_pass(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     turn: &mut Vec<IndexProgress>,
     keys: &mut MessageKeys,
     old_enough: i64,
@@ -339,7 +339,7 @@ async fn run_first_pass(
 /// Finds the messages between the marks that were not visible in the first pass and moves `settled_id`. Returns true
 /// if messages are left.
 async fn run_second_pass(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     turn: &mut [IndexProgress],
     keys: &mut MessageKeys,
     old_enough: i64,
@@ -377,7 +377,7 @@ fn advance_idle(turn: &mut [IndexProgress], busy: &HashSet<WorkspaceId>, old_eno
     }
 }
 
-async fn read_turn(tx: &mut PgConnection, which: IndexedWorkspaces, from: i64) -> StoreResult<Vec<IndexProgress>> {
+async fn read_turn(tx: &mut Session, which: IndexedWorkspaces, from: i64) -> StoreResult<Vec<IndexProgress>> {
     sqlx::query_as(which.turn())
         .bind(from)
         .bind(WORKSPACES_PER_STEP)
@@ -388,7 +388,7 @@ async fn read_turn(tx: &mut PgConnection, which: IndexedWorkspaces, from: i64) -
 
 /// Reads the messages between two marks of each workspace, and whether they are indexed.
 async fn messages_between(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     turn: &[IndexProgress],
     marks: impl Fn(&IndexProgress) -> (i64, i64),
     page: i64,
@@ -409,7 +409,7 @@ async fn messages_between(
 }
 
 /// Indexes the messages that are not indexed yet, and counts them in the statistics.
-async fn add_to_index(tx: &mut PgConnection, keys: &MessageKeys) -> StoreResult<u64> {
+async fn add_to_index(tx: &mut Session, keys: &MessageKeys) -> StoreResult<u64> {
     let doing = "indexing messages";
     if keys.messages.is_empty() {
         return Ok(0);
@@ -440,11 +440,7 @@ async fn add_to_index(tx: &mut PgConnection, keys: &MessageKeys) -> StoreResult<
 
 /// Indexes a message whose text was changed in this transaction. The row is inserted first: otherwise the worker
 /// could insert it afterwards with the old text from its snapshot.
-pub(crate) async fn reindex_message(
-    tx: &mut PgConnection,
-    workspace: WorkspaceId,
-    message: MessageId,
-) -> StoreResult<()> {
+pub(crate) async fn reindex_message(tx: &mut Session, workspace: WorkspaceId, message: MessageId) -> StoreResult<()> {
     let mut keys = MessageKeys::default();
     keys.push(workspace, message);
     add_to_index(tx, &keys).await?;
@@ -464,7 +460,7 @@ pub(crate) async fn reindex_message(
     Ok(())
 }
 
-async fn move_marks(tx: &mut PgConnection, moved: &[IndexProgress]) -> StoreResult<()> {
+async fn move_marks(tx: &mut Session, moved: &[IndexProgress]) -> StoreResult<()> {
     if moved.is_empty() {
         return Ok(());
     }

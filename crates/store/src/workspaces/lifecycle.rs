@@ -17,11 +17,12 @@ use relay_domain::{
 };
 use relay_wire::{events::recorded_data::WorkspaceUpdated, field::ToValue as _};
 use serde_json::{Map, Value};
-use sqlx::{PgConnection, types::Json};
+use sqlx::types::Json;
 
 use crate::{
     Store, StoreError, StoreResult,
     access::idempotency::{IdempotencyKey, claim_key},
+    connections::Session,
     decode::decode_row,
     events::{self, Event, RecordedEvents},
     observers::tokens,
@@ -293,7 +294,7 @@ impl Store {
 /// Locks a workspace until the commit, so that concurrent changes lose no keys, and returns its metadata with the change.
 /// `None` if it is deleted or expired.
 async fn merge_metadata(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     change: &Map<String, Value>,
 ) -> StoreResult<Option<Map<String, Value>>> {
@@ -311,7 +312,7 @@ async fn merge_metadata(
 ///
 /// Endpoints of a deleted workspace are not called even if they are missed here, so rows that a dispatcher has
 /// locked are skipped instead of waited for. Disabling the others keeps them out of the dispatchers' scans.
-async fn disable_endpoints(tx: &mut PgConnection, scope: WorkspaceScope, at: DateTime<Utc>) -> StoreResult<()> {
+async fn disable_endpoints(tx: &mut Session, scope: WorkspaceScope, at: DateTime<Utc>) -> StoreResult<()> {
     sqlx::query(
         "WITH idle AS (
             SELECT agent_id FROM push_mailboxes
@@ -338,7 +339,7 @@ async fn disable_endpoints(tx: &mut PgConnection, scope: WorkspaceScope, at: Dat
 /// Stores the response of a creation under its key. Returns the earlier response if the key was used in the last 24
 /// hours. A concurrent request with the same key waits for the end of this transaction.
 async fn store_creation_key(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     CreationKey { owner, key }: &CreationKey,
     response: &Value,
 ) -> StoreResult<Option<WorkspaceCreation>> {

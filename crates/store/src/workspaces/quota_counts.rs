@@ -2,14 +2,13 @@
 
 use const_format::formatcp;
 use relay_domain::{WorkspaceScope, workspaces::plan::Quota};
-use sqlx::PgConnection;
 
-use crate::{StoreError, StoreResult, codes::CHANNEL};
+use crate::{StoreError, StoreResult, codes::CHANNEL, connections::Session};
 
 /// Returns whether a workspace is within `quota` after the insertion by this transaction; `None` is unlimited. The caller
 /// rolls back if it is not.
 pub(crate) async fn is_within_quota(
-    tx: &mut PgConnection,
+    tx: &mut Session,
     scope: WorkspaceScope,
     quota: Quota,
     most: Option<i64>,

@@ -9,11 +9,11 @@ use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{WorkspaceId, WorkspaceScope, snowflake};
 use serde::{Deserialize, Serialize};
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
+    connections::Session,
     maintenance::loop_state::{LoopState, lock_state, save_state},
     search::index::VISIBLE_WITHIN,
 };
@@ -284,11 +284,7 @@ impl Store {
     }
 }
 
-async fn begin_round(
-    tx: &mut PgConnection,
-    progress: &mut RollUpProgress,
-    this_minute: DateTime<Utc>,
-) -> StoreResult<()> {
+async fn begin_round(tx: &mut Session, progress: &mut RollUpProgress, this_minute: DateTime<Utc>) -> StoreResult<()> {
     let recovered_at: Option<DateTime<Utc>> = sqlx::query_scalar("SELECT recovered_at FROM recovery_state")
         .fetch_one(tx)
         .await
@@ -309,7 +305,7 @@ async fn begin_round(
     Ok(())
 }
 
-async fn count_rows(tx: &mut PgConnection, workspaces: &[WorkspaceId], progress: &RollUpProgress) -> StoreResult<()> {
+async fn count_rows(tx: &mut Session, workspaces: &[WorkspaceId], progress: &RollUpProgress) -> StoreResult<()> {
     if workspaces.is_empty() || progress.from >= progress.until {
         return Ok(());
     }
@@ -327,7 +323,7 @@ async fn count_rows(tx: &mut PgConnection, workspaces: &[WorkspaceId], progress:
     Ok(())
 }
 
-async fn add_floors(tx: &mut PgConnection, workspaces: &[WorkspaceId], progress: &RollUpProgress) -> StoreResult<()> {
+async fn add_floors(tx: &mut Session, workspaces: &[WorkspaceId], progress: &RollUpProgress) -> StoreResult<()> {
     sqlx::query(ADD_FLOORS)
         .bind(workspaces)
         .bind(progress.until - TimeDelta::minutes(1))

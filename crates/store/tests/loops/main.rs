@@ -15,6 +15,7 @@ mod invocations;
 mod outbox_relay;
 mod partitions;
 mod pooled;
+mod pooler;
 mod presence;
 mod pruning;
 mod push;

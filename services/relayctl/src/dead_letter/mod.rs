@@ -67,7 +67,7 @@ impl Filter {
             .find_workspace(&self.workspace)
             .await
             .with_context(|| format!("find workspace {}", self.workspace))?;
-        DeadLetterAdmin::open(&self.database.database_url, scope.workspace_id()).await.context("open the workspace")
+        DeadLetterAdmin::open(self.database.url(), scope.workspace_id()).await.context("open the workspace")
     }
 
     /// Builds the query. Refuses to select everything without `--all`.

@@ -4,6 +4,12 @@
 //! [`ConnectionPool`] leaves connections checked out between statements, and trusts one that was used within the last
 //! second. Such a connection may be dead nevertheless, and on a dead network the answer of a statement never arrives, so
 //! each statement has a deadline on this side (ADR 0054).
+//!
+//! Behind a pooler in transaction mode each statement is in an explicit transaction, whose BEGIN carries the settings and
+//! the comparison with the known database (ADR 0065).
+
+mod opening;
+mod session;
 
 use std::{
     ops::{Deref, DerefMut},
@@ -18,13 +24,19 @@ use futures::{
     stream::{self, BoxStream},
 };
 use sqlx::{
-    Connection as _, Describe, Either, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr,
+    Describe, Either, Execute, Executor, PgPool, Postgres, SqlStr,
     pool::PoolConnection,
     postgres::{PgQueryResult, PgRow, PgStatement, PgTypeInfo},
 };
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
+};
+
+use self::opening::is_other_epoch;
+pub(crate) use self::{
+    opening::{Opening, SETTINGS},
+    session::Session,
 };
 
 /// Time after its last use for which a connection counts as alive.
@@ -49,6 +61,7 @@ pub(crate) struct ConnectionPool {
     kept: Arc<Mutex<Kept>>,
     /// Time that Postgres gives each statement. `None`: as long as it needs; then no connection is kept.
     statement_limit: Option<Duration>,
+    opening: Opening,
 }
 
 /// Connections between two uses.
@@ -64,27 +77,31 @@ struct Kept {
 
 impl Kept {
     /// Returns a connection to the driver's pool, apart from the caller.
-    fn give_back(&mut self, connection: PoolConnection<Postgres>, settle: &'static str) {
+    fn give_back(&mut self, session: Session, settle: &'static str) {
         while self.returns.try_join_next().is_some() {}
-        self.returns.spawn(give_back(connection, settle));
+        self.returns.spawn(give_back(session, settle));
     }
 }
 
 #[derive(Debug)]
 struct KeptConnection {
-    connection: PoolConnection<Postgres>,
+    session: Session,
     taken_at: Instant,
     used_at: Instant,
 }
 
 impl ConnectionPool {
-    pub(crate) fn new(driver: PgPool, statement_limit: Option<Duration>) -> Self {
-        Self { driver, kept: Arc::default(), statement_limit }
+    pub(crate) fn new(driver: PgPool, statement_limit: Option<Duration>, opening: Opening) -> Self {
+        Self { driver, kept: Arc::default(), statement_limit, opening }
     }
 
     /// Returns the driver's pool, for its options and counts.
     pub(crate) fn driver(&self) -> &PgPool {
         &self.driver
+    }
+
+    pub(crate) fn opening(&self) -> &Opening {
+        &self.opening
     }
 
     pub(crate) fn statement_limit(&self) -> Option<Duration> {
@@ -96,11 +113,40 @@ impl ConnectionPool {
         self.driver.num_idle() + self.lock().connections.len()
     }
 
+    /// Takes a connection for one statement, which is a transaction of its own. Only [`Lease::finish`] completes it.
+    pub(crate) async fn for_statement(&self) -> sqlx::Result<Lease> {
+        if self.opening.is_pooled() { self.open().await } else { self.acquire().await }
+    }
+
+    /// Begins a transaction. BEGIN tests the connection.
+    pub(crate) async fn begin(&self) -> sqlx::Result<Transaction> {
+        Ok(Transaction(self.open().await?))
+    }
+
+    async fn open(&self) -> sqlx::Result<Lease> {
+        let begin = self.opening.begin();
+        let mut lease = self.acquire().await?;
+        lease.is_open = true;
+        match timeout(TEST_TIMEOUT, begin.send(&mut lease)).await {
+            Ok(Ok(())) => return Ok(lease),
+            Ok(Err(error)) if is_other_epoch(&error) => return Err(error),
+            Ok(Err(_)) | Err(_) => lease.close(),
+        }
+        let mut lease = self.acquire_from_driver().await?;
+        lease.is_open = true;
+        let sent = timeout(TEST_TIMEOUT, begin.send(&mut lease)).await;
+        if sent.is_err() {
+            lease.close();
+        }
+        sent.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        Ok(lease)
+    }
+
     /// Takes a connection that was tested, or used within the last second.
-    pub(crate) async fn acquire(&self) -> sqlx::Result<Lease> {
+    async fn acquire(&self) -> sqlx::Result<Lease> {
         let kept = self.lock().connections.pop();
-        if let Some(KeptConnection { connection, taken_at, used_at }) = kept {
-            let lease = self.lease(connection, taken_at);
+        if let Some(KeptConnection { session, taken_at, used_at }) = kept {
+            let lease = self.lease(session, taken_at);
             if used_at.elapsed() < TRUSTED_FOR {
                 return Ok(lease);
             }
@@ -108,23 +154,11 @@ impl ConnectionPool {
                 return Ok(lease);
             }
         } else if let Some(idle) = self.driver.try_acquire()
-            && let Some(lease) = self.lease(idle, Instant::now()).tested().await
+            && let Some(lease) = self.new_lease(idle).tested().await
         {
             return Ok(lease);
         }
         self.acquire_from_driver().await
-    }
-
-    /// Begins a transaction. BEGIN tests the connection.
-    pub(crate) async fn begin(&self) -> sqlx::Result<Transaction> {
-        let mut tx = Transaction::open(self.acquire().await?);
-        if let Ok(Ok(_)) = timeout(TEST_TIMEOUT, tx.execute("BEGIN")).await {
-            return Ok(tx);
-        }
-        tx.discard();
-        let mut tx = Transaction::open(self.acquire_from_driver().await?);
-        tx.execute("BEGIN").await?;
-        Ok(tx)
     }
 
     /// Waits for a connection of the driver's pool, which opens or tests it, for 3 s at most.
@@ -134,30 +168,34 @@ impl ConnectionPool {
             let mut kept = self.lock();
             kept.waiting += 1;
             for unused in std::mem::take(&mut kept.connections) {
-                kept.give_back(unused.connection, "SELECT");
+                kept.give_back(unused.session, "SELECT");
             }
             Waiting(self)
         };
         let connection = self.driver.acquire().await;
         drop(waiting);
-        Ok(self.lease(connection?, Instant::now()))
+        Ok(self.new_lease(connection?))
     }
 
-    fn lease(&self, connection: PoolConnection<Postgres>, taken_at: Instant) -> Lease {
-        Lease { connection: Some(connection), taken_at, pool: self.clone() }
+    fn new_lease(&self, connection: PoolConnection<Postgres>) -> Lease {
+        self.lease(Session::new(connection, self.opening.statements()), Instant::now())
     }
 
-    fn keep(&self, connection: PoolConnection<Postgres>, taken_at: Instant) {
+    fn lease(&self, session: Session, taken_at: Instant) -> Lease {
+        Lease { session: Some(session), is_open: false, taken_at, pool: self.clone() }
+    }
+
+    fn keep(&self, session: Session, taken_at: Instant) {
         let is_due = self.statement_limit.is_none() || taken_at.elapsed() > KEPT_AT_MOST || self.driver.is_closed();
         let mut kept = self.lock();
         if is_due || kept.waiting > 0 {
             // It has just answered: the pool's test will not hang.
             return;
         }
-        kept.connections.push(KeptConnection { connection, taken_at, used_at: Instant::now() });
+        kept.connections.push(KeptConnection { session, taken_at, used_at: Instant::now() });
         if kept.connections.first().is_some_and(|first| first.used_at.elapsed() > UNUSED_FOR) {
             let unused = kept.connections.remove(0);
-            kept.give_back(unused.connection, "SELECT");
+            kept.give_back(unused.session, "SELECT");
         }
     }
 
@@ -184,21 +222,27 @@ impl Drop for Waiting<'_> {
 }
 
 /// Connection in use. Dropped, it returns to the driver's pool if it still answers: a statement may have failed or been
-/// given up. After a success, [`Lease::keep`] keeps it for the next statement.
+/// given up. After a success, [`Lease::finish`] keeps it for the next statement.
 #[derive(Debug)]
 pub(crate) struct Lease {
     /// `None` once it was kept.
-    connection: Option<PoolConnection<Postgres>>,
+    session: Option<Session>,
+    /// In an explicit transaction, or its BEGIN was given up.
+    is_open: bool,
     taken_at: Instant,
     pool: ConnectionPool,
 }
 
 impl Lease {
-    /// Keeps the connection for the next statement.
-    pub(crate) fn keep(mut self) {
-        if let Some(connection) = self.connection.take() {
-            self.pool.keep(connection, self.taken_at);
+    /// Commits the transaction, if there is one, and keeps the connection for the next statement.
+    pub(crate) async fn finish(mut self) -> sqlx::Result<()> {
+        if self.is_open {
+            self.execute("COMMIT").await?;
         }
+        if let Some(session) = self.session.take() {
+            self.pool.keep(session, self.taken_at);
+        }
+        Ok(())
     }
 
     /// Returns the connection if it answers.
@@ -212,89 +256,63 @@ impl Lease {
 
     /// Closes the connection instead of returning it.
     fn close(&mut self) {
-        if let Some(mut connection) = self.connection.take() {
-            connection.close_on_drop();
+        if let Some(mut session) = self.session.take() {
+            session.close_on_drop();
         }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            self.pool.lock().give_back(connection, "SELECT");
+        if let Some(session) = self.session.take() {
+            self.pool.lock().give_back(session, if self.is_open { "ROLLBACK" } else { "SELECT" });
         }
     }
 }
 
 /// Returns a connection to the driver's pool after a statement that settles it, or closes it. The pool's own test has no
 /// deadline, and its place would stay taken on a dead network.
-async fn give_back(mut connection: PoolConnection<Postgres>, settle: &'static str) {
-    if !matches!(timeout(SETTLE_TIMEOUT, connection.execute(settle)).await, Ok(Ok(_))) {
-        connection.close_on_drop();
+async fn give_back(mut session: Session, settle: &'static str) {
+    if !matches!(timeout(SETTLE_TIMEOUT, session.execute(settle)).await, Ok(Ok(_))) {
+        session.close_on_drop();
     }
 }
 
 impl Deref for Lease {
-    type Target = PgConnection;
+    type Target = Session;
 
-    fn deref(&self) -> &PgConnection {
-        self.connection.as_ref().expect("a lease has its connection until it is dropped")
+    fn deref(&self) -> &Session {
+        self.session.as_ref().expect("a lease has its connection until it is dropped")
     }
 }
 
 impl DerefMut for Lease {
-    fn deref_mut(&mut self) -> &mut PgConnection {
-        self.connection.as_mut().expect("a lease has its connection until it is dropped")
+    fn deref_mut(&mut self) -> &mut Session {
+        self.session.as_mut().expect("a lease has its connection until it is dropped")
     }
 }
 
 /// Open transaction. It is rolled back when it is dropped before its end.
 #[derive(Debug)]
-pub(crate) struct Transaction {
-    lease: Lease,
-    is_open: bool,
-}
+pub(crate) struct Transaction(Lease);
 
 impl Transaction {
-    /// Expects the caller to execute BEGIN, which may be given up after it was sent.
-    fn open(lease: Lease) -> Self {
-        Self { lease, is_open: true }
-    }
-
-    pub(crate) async fn commit(mut self) -> sqlx::Result<()> {
-        self.lease.execute("COMMIT").await?;
-        self.is_open = false;
-        if let Some(connection) = self.lease.connection.take() {
-            self.lease.pool.keep(connection, self.lease.taken_at);
-        }
-        Ok(())
-    }
-
-    fn discard(mut self) {
-        self.is_open = false;
-        self.lease.close();
-    }
-}
-
-impl Drop for Transaction {
-    fn drop(&mut self) {
-        if let (true, Some(connection)) = (self.is_open, self.lease.connection.take()) {
-            self.lease.pool.lock().give_back(connection, "ROLLBACK");
-        }
+    pub(crate) async fn commit(self) -> sqlx::Result<()> {
+        self.0.finish().await
     }
 }
 
 impl Deref for Transaction {
-    type Target = PgConnection;
+    type Target = Session;
 
-    fn deref(&self) -> &PgConnection {
-        &self.lease
+    fn deref(&self) -> &Session {
+        &self.0
     }
 }
 
 impl DerefMut for Transaction {
-    fn deref_mut(&mut self) -> &mut PgConnection {
-        &mut self.lease
+    fn deref_mut(&mut self) -> &mut Session {
+        &mut self.0
     }
 }
 
@@ -309,7 +327,7 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
     {
         let (mut rows, taken) = mpsc::channel(ROWS_AHEAD);
         let statement = async move {
-            let mut lease = self.acquire().await?;
+            let mut lease = self.for_statement().await?;
             let sent = async {
                 let mut steps = lease.fetch_many(query);
                 while let Some(step) = steps.try_next().await? {
@@ -319,8 +337,7 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
                 Ok(())
             };
             self.before_deadline(sent).await?;
-            lease.keep();
-            Ok(())
+            self.before_deadline(lease.finish()).await
         };
         // Polled together by the caller of the stream.
         let failure = stream::once(statement).filter_map(async |done: sqlx::Result<()>| done.err().map(Err));
@@ -333,9 +350,9 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
         E: 'q + Execute<'q, Postgres>,
     {
         Box::pin(async move {
-            let mut lease = self.acquire().await?;
+            let mut lease = self.for_statement().await?;
             let done = self.before_deadline(lease.execute(query)).await?;
-            lease.keep();
+            self.before_deadline(lease.finish()).await?;
             Ok(done)
         })
     }
@@ -346,9 +363,9 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
         E: 'q + Execute<'q, Postgres>,
     {
         Box::pin(async move {
-            let mut lease = self.acquire().await?;
+            let mut lease = self.for_statement().await?;
             let row = self.before_deadline(lease.fetch_optional(query)).await?;
-            lease.keep();
+            self.before_deadline(lease.finish()).await?;
             Ok(row)
         })
     }
