@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 /// Below the range of outgoing connections, so that a port is not taken (or even connected to itself) while its server
 /// is down.
@@ -41,6 +41,15 @@ impl Port {
     /// Returns `127.0.0.1:port` as text.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.number)
+    }
+
+    /// Returns `url` with this port's address instead of its own.
+    pub(crate) fn replace_address(&self, url: &str) -> Result<String> {
+        let mut url = reqwest::Url::parse(url).with_context(|| format!("parse {url}"))?;
+        url.set_host(Some("127.0.0.1"))?;
+        url.set_port(Some(self.number)).map_err(|()| anyhow!("{url} takes no port"))?;
+        // Url prints an empty path as nothing for unknown schemes and as "/" for known ones; both are fine here.
+        Ok(url.to_string())
     }
 }
 

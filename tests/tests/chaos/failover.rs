@@ -30,6 +30,14 @@ const SOON: Duration = Duration::from_secs(60);
 const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 const SENDERS: usize = 4;
 
+/// Way from the engine to the proxy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Direct,
+    /// Through a pooler, whose connections to the engine outlive the failover.
+    Pooled,
+}
+
 /// Engine behind a proxy, its primary, and a standby that follows the primary through a proxy of its own.
 struct Replicated {
     scene: Scene,
@@ -42,7 +50,12 @@ struct Replicated {
 
 impl Replicated {
     async fn start() -> Result<Self> {
-        let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
+        Self::start_with(Way::Direct).await
+    }
+
+    async fn start_with(way: Way) -> Result<Self> {
+        let pooled = way == Way::Pooled;
+        let scene = Scene::start_with(Stack::builder().through_proxies(true).pooler(pooled)).await?;
         let sam = scene.workspace.register_agent("sam").await?;
         let (broker, mut agents) = scene.broker("broker-ada", &["ada", "eve"], 0).await?;
         let (direct, bob) = scene.direct("bob", 1).await?;
@@ -133,7 +146,16 @@ impl Replicated {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_to_an_asynchronous_standby_loses_only_what_it_never_had() -> Result<()> {
-    let installation = Replicated::start().await?;
+    fail_over_asynchronously(Way::Direct).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_behind_a_pooler_loses_only_what_the_standby_never_had() -> Result<()> {
+    fail_over_asynchronously(Way::Pooled).await
+}
+
+async fn fail_over_asynchronously(way: Way) -> Result<()> {
+    let installation = Replicated::start_with(way).await?;
     let senders = installation.senders();
     senders.send(by_run_size(200, 2000)).await?;
     // From here on the standby lags. The gateways deliver, and take acks, of deliveries that it will never have.
@@ -163,7 +185,16 @@ async fn a_failover_to_an_asynchronous_standby_loses_only_what_it_never_had() ->
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_to_a_synchronous_standby_loses_nothing() -> Result<()> {
-    let installation = Replicated::start().await?;
+    fail_over_synchronously(Way::Direct).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_behind_a_pooler_to_a_synchronous_standby_loses_nothing() -> Result<()> {
+    fail_over_synchronously(Way::Pooled).await
+}
+
+async fn fail_over_synchronously(way: Way) -> Result<()> {
+    let installation = Replicated::start_with(way).await?;
     installation.scene.stack.postgres().require_standby().await?;
     let senders = installation.senders();
     senders.send(by_run_size(200, 2000)).await?;

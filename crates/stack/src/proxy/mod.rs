@@ -79,11 +79,7 @@ impl TcpProxy {
 
     /// Returns `url` with host and port of the proxy.
     pub fn through(&self, url: &str) -> Result<String> {
-        let mut url = reqwest::Url::parse(url).with_context(|| format!("parse {url}"))?;
-        url.set_host(Some("127.0.0.1"))?;
-        url.set_port(Some(self.port.number())).map_err(|()| anyhow::anyhow!("{url} takes no port"))?;
-        // Url prints an empty path as nothing for unknown schemes and as "/" for known ones; both are fine here.
-        Ok(url.to_string())
+        self.port.replace_address(url)
     }
 
     /// Resets every connection and refuses new ones.

@@ -12,9 +12,11 @@ use super::{Backends, Service, ServiceSpec, Stack};
 use crate::binaries;
 use crate::ports::Port;
 use crate::proxy::TcpProxy;
-use crate::servers::{Nats, Postgres};
+use crate::servers::{Nats, PgBouncer, Postgres};
 
 const DATABASE: &str = "relay";
+/// Connections of the pooler to the database: fewer than the processes open to it.
+const POOLED_SERVERS: u32 = 12;
 
 /// Configuration of a [`Stack`].
 #[derive(Clone, Debug)]
@@ -22,6 +24,7 @@ pub struct StackBuilder {
     gateways: usize,
     workers: usize,
     through_proxies: bool,
+    pooler: bool,
     state_dir: Option<PathBuf>,
     bin_dir: Option<PathBuf>,
     env: Vec<(String, String)>,
@@ -29,7 +32,15 @@ pub struct StackBuilder {
 
 impl Default for StackBuilder {
     fn default() -> Self {
-        Self { gateways: 2, workers: 1, through_proxies: false, state_dir: None, bin_dir: None, env: Vec::new() }
+        Self {
+            gateways: 2,
+            workers: 1,
+            through_proxies: false,
+            pooler: false,
+            state_dir: None,
+            bin_dir: None,
+            env: Vec::new(),
+        }
     }
 }
 
@@ -59,6 +70,13 @@ impl StackBuilder {
     #[must_use]
     pub fn through_proxies(mut self, on: bool) -> Self {
         self.through_proxies = on;
+        self
+    }
+
+    /// Connects gateways and workers to Postgres through a pooler, behind the proxy if there is one (off by default).
+    #[must_use]
+    pub fn pooler(mut self, on: bool) -> Self {
+        self.pooler = on;
         self
     }
 
@@ -109,9 +127,12 @@ impl StackBuilder {
         }
         let logs = state.path().join("logs");
         fs::create_dir_all(&logs)?;
+        let mut shared = self.clone();
+        let pooler = if self.pooler { Some(shared.start_pooler(&mut backends, &logs).await?) } else { None };
         let mut stack = Stack {
             gateways: Vec::new(),
             workers: Vec::new(),
+            pooler,
             postgres_proxy,
             nats_proxy,
             nats,
@@ -121,10 +142,20 @@ impl StackBuilder {
         };
         // Files of all processes are in one folder, as on a single host.
         let files = stack.state.path().join("files").to_string_lossy().into_owned();
-        let mut shared = self.clone();
         shared.env.insert(0, ("RELAY_FILES_DIR".to_owned(), files));
         shared.start_services(&mut stack, &bin_dir, &backends, &logs).await?;
         Ok(stack)
+    }
+
+    /// Starts a pooler in front of the database, and leads the processes through it.
+    async fn start_pooler(&mut self, backends: &mut Backends, logs: &Path) -> Result<PgBouncer> {
+        let direct_url = backends.database_url.clone();
+        let pooler = PgBouncer::start(logs, &direct_url, POOLED_SERVERS).await?;
+        backends.database_url = pooler.through(&direct_url)?;
+        let settings = [("RELAY_DATABASE_POOLER", "transaction".to_owned()), ("DATABASE_DIRECT_URL", direct_url)];
+        // First, so that callers can override them.
+        self.env.splice(0..0, settings.map(|(name, value)| (name.to_owned(), value)));
+        Ok(pooler)
     }
 
     async fn start_services(&self, stack: &mut Stack, bin_dir: &Path, backends: &Backends, logs: &Path) -> Result<()> {

@@ -10,15 +10,16 @@ pub use builder::{StackBuilder, migrate};
 pub use service::{Backends, Service, ServiceSpec};
 
 use crate::proxy::TcpProxy;
-use crate::servers::{Nats, Postgres};
+use crate::servers::{Nats, PgBouncer, Postgres};
 use state_dir::StateDir;
 
 /// Running and ready Postgres, NATS, gateways and workers, stopped when dropped.
 #[derive(Debug)]
 pub struct Stack {
-    // Fields are dropped in this order: engine processes, proxies, servers, folder.
+    // Fields are dropped in this order: engine processes, pooler, proxies, servers, folder.
     gateways: Vec<Service>,
     workers: Vec<Service>,
+    pooler: Option<PgBouncer>,
     postgres_proxy: Option<TcpProxy>,
     nats_proxy: Option<TcpProxy>,
     nats: Nats,
@@ -79,6 +80,15 @@ impl Stack {
     /// Returns the direct URL of the NATS server.
     pub fn nats_url(&self) -> String {
         self.nats.url()
+    }
+
+    /// Returns the pooler between the engine processes and Postgres.
+    ///
+    /// # Panics
+    /// If the stack was not built with `pooler(true)`.
+    #[track_caller]
+    pub fn pooler(&self) -> &PgBouncer {
+        self.pooler.as_ref().expect("built without pooler(true)")
     }
 
     /// Returns the proxy between the engine processes and Postgres.
