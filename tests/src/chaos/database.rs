@@ -1,8 +1,9 @@
 //! Direct access to the database, to verify the engine's state.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use anyhow::Result;
+use relay_testkit::wait;
 use sqlx::{PgPool, Postgres, Transaction, postgres::PgPoolOptions};
 
 /// Connection to the engine's database.
@@ -16,6 +17,8 @@ pub struct Database {
 pub struct MailboxPosition {
     /// Highest assigned seq.
     pub head: u64,
+    /// Highest seq that was sent.
+    pub sent: u64,
     /// Ack floor of the socket.
     pub ack_floor: u64,
     /// Settled floor.
@@ -30,16 +33,17 @@ impl Database {
 
     /// Returns the positions of all mailboxes by agent name, which is unique because each test has its own database.
     pub async fn mailbox_positions(&self) -> Result<HashMap<String, MailboxPosition>> {
-        let rows: Vec<(String, i64, i64, i64)> = sqlx::query_as(
-            "SELECT a.name, h.next_seq - 1, c.ack_floor, c.settled_floor
+        let rows: Vec<(String, i64, i64, i64, i64)> = sqlx::query_as(
+            "SELECT a.name, h.next_seq - 1, c.sent_seq, c.ack_floor, c.settled_floor
                FROM agents a JOIN mailbox_heads h USING (workspace_id, agent_id)
                JOIN mailbox_cursors c USING (workspace_id, agent_id) WHERE a.deleted_at IS NULL",
         )
         .fetch_all(&self.pool)
         .await?;
-        let stand = |row: (String, i64, i64, i64)| {
-            let number = |n: i64| u64::try_from(n).unwrap_or_default();
-            (row.0, MailboxPosition { head: number(row.1), ack_floor: number(row.2), settled_floor: number(row.3) })
+        let stand = |(agent, head, sent, ack_floor, settled_floor)| {
+            let [head, sent, ack_floor, settled_floor] =
+                [head, sent, ack_floor, settled_floor].map(|seq| u64::try_from(seq).unwrap_or_default());
+            (agent, MailboxPosition { head, sent, ack_floor, settled_floor })
         };
         Ok(rows.into_iter().map(stand).collect())
     }
@@ -59,6 +63,21 @@ impl Database {
             messages.entry(text).or_default().push(id.to_string());
         }
         Ok(messages)
+    }
+
+    /// Waits until this standby has everything that `primary` has committed by now.
+    pub async fn wait_replicated(&self, primary: &Self, within: Duration) -> Result<()> {
+        let end: String =
+            sqlx::query_scalar("SELECT pg_current_wal_flush_lsn()::text").fetch_one(&primary.pool).await?;
+        wait::until_ok("the standby to have everything", within, || async {
+            let has: bool = sqlx::query_scalar("SELECT pg_last_wal_replay_lsn() >= $1::pg_lsn")
+                .bind(&end)
+                .fetch_one(&self.pool)
+                .await?;
+            anyhow::ensure!(has, "not at {end} yet");
+            anyhow::Ok(())
+        })
+        .await
     }
 
     /// Returns the number of unpublished commit batches.

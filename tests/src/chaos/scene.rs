@@ -9,22 +9,24 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use relay_testkit::{
     client::{Agent, Api, Reply},
-    history::Losses,
+    history::{Floors, Losses},
     proxy::{Direction, Verdict},
     stack::{Stack, StackBuilder},
     wait,
 };
-use serde_json::json;
 
 use super::{
-    database::Database,
+    database::{Database, MailboxPosition},
     ledger::Ledger,
     node::Node,
-    sender::{Outcome, SentMessage},
+    sender::{Outcome, SentMessage, Target, send_accepted, send_once},
 };
+
+/// Limit for a loaded machine.
+const SERVED_WITHIN: Duration = Duration::from_secs(90);
 
 /// Engine that a test may break.
 #[derive(Debug)]
@@ -78,10 +80,10 @@ impl Scene {
         Ok((Node::direct(&self.workspace, &agent, &self.gateways_from(gateway), &self.ledger).await?, agent))
     }
 
-    /// Sends a message that must be accepted.
+    /// Sends a message that must be accepted, and records it. Each text is sent once.
     pub async fn dm(&self, from: &Agent, gateway: usize, to: &str, text: &str) -> Result<Reply> {
-        let reply = self.api_of(from, gateway).dm(to, text).await?;
-        ensure!(reply.is_success(), "answered {}: {}", reply.status, reply.body);
+        let (reply, post) = send_accepted(&self.api_of(from, gateway), to, text).await?;
+        self.ledger.history().record_post(post);
         Ok(reply)
     }
 
@@ -178,6 +180,39 @@ impl Scene {
         }
     }
 
+    /// Waits until every gateway has accepted a post, which is recorded. Each attempt is another message.
+    pub async fn wait_service(&self, from: &Agent, to: &str, text: &str) -> Result<()> {
+        for (nth, gateway) in self.stack.gateways().iter().enumerate() {
+            let (name, target) = (format!("a post to be accepted by {}", gateway.name()), Target::Dm(to.to_owned()));
+            let mut attempts = 0;
+            wait::until_ok(&name, SERVED_WITHIN, || {
+                attempts += 1;
+                let (api, target, text) = (self.api_of(from, nth), &target, format!("{text} {nth}-{attempts}"));
+                async move {
+                    let sent = send_once(&api, target, &text).await?;
+                    self.ledger.history().record_post(sent.to_post());
+                    ensure!(matches!(sent.outcome, Outcome::Accepted(_)), "{:?}", sent.outcome);
+                    anyhow::Ok(())
+                }
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until these agents have received and acknowledged everything up to their heads.
+    pub async fn wait_settled(&self, agents: &[Agent], within: Duration) -> Result<()> {
+        let settled = wait::until_ok("all mailboxes to be settled", within, || async {
+            let positions = self.database.mailbox_positions().await?;
+            for agent in agents {
+                let position = positions.get(&agent.name).context("a mailbox")?;
+                ensure!(position.settled_floor == position.head, "{}: {position:?}", agent.name);
+            }
+            anyhow::Ok(())
+        });
+        settled.await.with_context(|| self.stack.logs(15))
+    }
+
     /// Reads the floors of these nodes over REST; nothing below them may be repeated.
     pub async fn read_floors(&self, api: &Api, nodes: impl Iterator<Item = &str>) -> Result<()> {
         for node in nodes {
@@ -190,38 +225,68 @@ impl Scene {
         Ok(())
     }
 
-    /// Verifies the senders' results against the database and the ledger.
+    /// Judges what senders, nodes and the database know, once every delivery has arrived. Nothing may be lost.
     pub async fn verify(&self, sent: &[SentMessage]) -> Result<()> {
-        let messages = self.database.messages().await?;
-        let mut wrong = self.ledger.connection_violations();
-        for one in sent {
-            let rows = messages.get(&one.text).map_or(&[][..], Vec::as_slice);
-            match &one.outcome {
-                Outcome::Accepted(id) if rows != [id.clone()] => {
-                    wrong.push(format!("{} was accepted as {id} and is stored as {rows:?}", one.text));
-                }
-                Outcome::Refused(status) if !rows.is_empty() => {
-                    wrong.push(format!("{} was refused with {status} and is stored as {rows:?}", one.text));
-                }
-                Outcome::Unknown if rows.len() > 1 => wrong.push(format!("{} is stored as {rows:?}", one.text)),
-                Outcome::Accepted(_) | Outcome::Refused(_) | Outcome::Unknown => {}
-            }
-        }
-        for one in sent {
-            self.ledger.history().record_post(one.to_post());
-        }
-        wrong.extend(self.ledger.history().violations(Losses::None).iter().map(ToString::to_string));
-        // Without an answer, the database tells whether a message was accepted.
-        let unanswered = sent.iter().filter(|one| one.outcome == Outcome::Unknown && messages.contains_key(&one.text));
-        for one in unanswered {
-            for agent in &one.recipients {
-                if !self.ledger.texts(agent).contains(&one.text) {
-                    wrong.push(format!("{agent} never got the stored {}", one.text));
-                }
-            }
-        }
-        let first: Vec<_> = wrong.iter().take(20).collect();
-        ensure!(wrong.is_empty(), "{} violations: {}", wrong.len(), json!(first));
-        Ok(())
+        let violations = self.ledger.connection_violations();
+        ensure!(violations.is_empty(), "{} violations: {:#?}", violations.len(), first(&violations));
+        self.judge(sent, Losses::None).await.map(drop)
     }
+
+    /// Judges the history of posts, frames and positions. Returns the ids of accepted messages that are lost.
+    pub async fn judge(&self, sent: &[SentMessage], losses: Losses<'_>) -> Result<Vec<String>> {
+        let history = self.ledger.history();
+        sent.iter().for_each(|one| history.record_post(one.to_post()));
+        history.record_stored(self.database.messages().await?);
+        for texts in self.listings().await? {
+            history.record_listing(texts);
+        }
+        for (agent, position) in self.database.mailbox_positions().await? {
+            let MailboxPosition { head, sent, ack_floor, settled_floor } = position;
+            history.record_floors(&agent, Floors { head, sent, acked: ack_floor, settled: settled_floor });
+        }
+        let violations = history.violations(losses);
+        ensure!(violations.is_empty(), "{} violations: {:#?}", violations.len(), first(&violations));
+        Ok(history.lost_ids())
+    }
+
+    /// Returns the texts of every channel and conversation, oldest first.
+    async fn listings(&self) -> Result<Vec<Vec<String>>> {
+        let gateway = self.stack.gateways().iter().find(|gateway| gateway.is_running()).context("a gateway")?;
+        let api = self.workspace.at(gateway.url());
+        let conversations = api.get("/v1/dm/conversations/all?limit=500").await?.success()?;
+        let channels = api.get("/v1/channels").await?.success()?;
+        let mut paths = Vec::new();
+        for conversation in conversations.as_array().context("conversations")? {
+            paths.push(format!("/v1/dm/conversations/{}/messages", conversation["id"].as_str().context("an id")?));
+        }
+        for channel in channels.as_array().context("channels")? {
+            paths.push(format!("/v1/channels/{}/messages", channel["name"].as_str().context("a name")?));
+        }
+        let mut listings = Vec::new();
+        for path in paths {
+            listings.push(list_texts(&api, &path).await?);
+        }
+        Ok(listings)
+    }
+}
+
+/// Reads all pages of messages, which list the newest first.
+async fn list_texts(api: &Api, path: &str) -> Result<Vec<String>> {
+    let (mut texts, mut before) = (Vec::new(), String::new());
+    loop {
+        let page = api.get(&format!("{path}?limit=100{before}")).await?.success()?;
+        let page = page.as_array().with_context(|| format!("no messages in {page}"))?;
+        for message in page {
+            texts.push(message["text"].as_str().context("a text")?.to_owned());
+        }
+        // A page of large messages may be shorter than others.
+        let Some(oldest) = page.last() else { break };
+        before = format!("&before={}", oldest["id"].as_str().context("an id")?);
+    }
+    texts.reverse();
+    Ok(texts)
+}
+
+fn first<T>(violations: &[T]) -> &[T] {
+    &violations[..violations.len().min(20)]
 }

@@ -102,6 +102,22 @@ pub async fn send_once(api: &Api, target: &Target, text: &str) -> Result<SentMes
     Ok(SentMessage { text: text.to_owned(), recipients: target.recipients(), outcome, attempts: 1, ticks, key: None })
 }
 
+/// Sends a direct message that must be accepted. Returns the answer, and the record of the post.
+pub async fn send_accepted(api: &Api, to: &str, text: &str) -> Result<(Reply, Post)> {
+    let asked_at = tick();
+    let reply = api.dm(to, text).await?;
+    ensure!(reply.is_success(), "answered {}: {}", reply.status, reply.body);
+    let post = Post {
+        asked_at,
+        answered_at: tick(),
+        key: None,
+        text: text.to_owned(),
+        recipients: vec![to.to_owned()],
+        answer: Answer::Accepted(posted_message_id(&reply)?),
+    };
+    Ok((reply, post))
+}
+
 /// Sends with an idempotency key and retries at these gateways after a lost connection or a 5xx.
 pub async fn send_keyed(apis: &[Api], target: &Target, text: &str) -> Result<SentMessage> {
     keyed(apis.iter().cycle(), target, text, &uuid::Uuid::new_v4().to_string()).await

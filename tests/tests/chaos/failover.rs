@@ -2,11 +2,12 @@
 
 use std::{
     collections::HashSet,
+    ops::Range,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use relay_acceptance::chaos::{
     bulk, by_run_size,
     database::Database,
@@ -17,11 +18,10 @@ use relay_acceptance::chaos::{
 };
 use relay_testkit::{
     client::Agent,
-    history::Losses,
+    history::{Losses, Tick, tick},
     proxy::TcpProxy,
     servers::Postgres,
     stack::{Service, Stack},
-    wait,
 };
 
 /// Limit for a loaded machine; the measured times are printed.
@@ -73,21 +73,10 @@ impl Replicated {
 
     /// Kills the primary, promotes the standby, and leads the engine to it. Returns the time from the promotion to the
     /// first accepted post at every gateway.
-    async fn fail_over(&self) -> Result<Duration> {
-        self.scene.stack.postgres().kill9();
-        self.standby.promote().await?;
+    async fn fail_over(&mut self) -> Result<Duration> {
+        self.promote().await?;
         let promoted = Instant::now();
-        self.scene.stack.postgres_proxy().switch_to(&self.standby.address())?;
-        for (nth, gateway) in self.scene.stack.gateways().iter().enumerate() {
-            let api = self.scene.api_of(&self.sam, nth);
-            let name = format!("a post to be accepted by {}", gateway.name());
-            wait::until_ok(&name, SOON, || async {
-                let reply = api.without_retries().dm("ada", &format!("after the failover {nth}")).await?;
-                ensure!(reply.is_success(), "answered {}: {}", reply.status, reply.body);
-                anyhow::Ok(())
-            })
-            .await?;
-        }
+        self.scene.wait_service(&self.sam, "ada", "after the failover").await?;
         let took = promoted.elapsed();
         if took > EXPECTED_WITHIN {
             println!("service after {took:?} only:\n{}", self.scene.stack.logs(40));
@@ -95,39 +84,36 @@ impl Replicated {
         Ok(took)
     }
 
-    fn database(&self) -> Result<Database> {
-        Database::connect(&self.standby.url_of("relay"))
+    /// Kills the primary, promotes the standby, and leads the engine to it.
+    async fn promote(&mut self) -> Result<()> {
+        self.scene.stack.postgres().kill9();
+        self.standby.promote().await?;
+        self.scene.stack.postgres_proxy().switch_to(&self.standby.address())?;
+        self.scene.database = Database::connect(&self.standby.url_of("relay"))?;
+        Ok(())
     }
 
-    /// Waits until every agent has received and acknowledged everything up to its head.
-    async fn wait_settled(&self) -> Result<()> {
-        let database = self.database()?;
-        let settled = wait::until_ok("all mailboxes to be settled", SOON, || async {
-            let positions = database.mailbox_positions().await?;
-            for agent in &self.agents {
-                let position = positions.get(&agent.name).context("a mailbox")?;
-                ensure!(position.settled_floor == position.head, "{}: {position:?}", agent.name);
-            }
-            anyhow::Ok(())
-        });
-        settled.await.with_context(|| self.scene.stack.logs(15))
+    /// Ids of the messages that the standby has.
+    async fn replicated(&self) -> Result<HashSet<String>> {
+        let database = Database::connect(&self.standby.url_of("relay"))?;
+        Ok(database.messages().await?.into_values().flatten().collect())
     }
 
-    /// Judges the history. Accepted messages that the database does not know may be lost; their count is returned.
-    async fn verify(&self, sent: &[SentMessage]) -> Result<usize> {
-        let history = self.scene.ledger.history();
-        sent.iter().for_each(|one| history.record_post(one.to_post()));
-        let known: HashSet<String> = self.database()?.messages().await?.into_values().flatten().collect();
-        let unknown: HashSet<String> = history.accepted_ids().difference(&known).cloned().collect();
-        let violations = history.violations(Losses::Unknown(&unknown));
-        let first: Vec<String> = violations.iter().take(20).map(ToString::to_string).collect();
-        ensure!(violations.is_empty(), "{} violations: {first:#?}", violations.len());
+    /// Judges the history. Messages accepted in this span may be lost, unless the standby had them.
+    async fn verify(&self, sent: &[SentMessage], span: Range<Tick>, kept: &HashSet<String>) -> Result<usize> {
+        let lost = self.scene.judge(sent, Losses::Within(&[span])).await?;
+        let wrong: Vec<&String> = lost.iter().filter(|id| kept.contains(*id)).collect();
+        ensure!(wrong.is_empty(), "the standby had {wrong:?}");
         // A sender can find out: the id is unknown.
-        if let Some(lost) = unknown.iter().next() {
+        if let Some(lost) = lost.first() {
             let reply = self.scene.api_of(&self.sam, 0).get(&format!("/v1/messages/{lost}")).await?;
             ensure!(reply.status == 404, "a lost message is answered with {}", reply.status);
         }
-        Ok(unknown.len())
+        Ok(lost.len())
+    }
+
+    async fn wait_settled(&self) -> Result<()> {
+        self.scene.wait_settled(&self.agents, SOON).await
     }
 
     /// Recoveries that any process performed.
@@ -155,23 +141,27 @@ async fn a_failover_behind_a_pooler_loses_only_what_the_standby_never_had() -> R
 }
 
 async fn fail_over_asynchronously(way: Way) -> Result<()> {
-    let installation = Replicated::start_with(way).await?;
+    let mut installation = Replicated::start_with(way).await?;
     let senders = installation.senders();
     senders.send(by_run_size(200, 2000)).await?;
     // From here on the standby lags. The gateways deliver, and take acks, of deliveries that it will never have.
+    let lags_since = tick();
     installation.replication.blackhole();
     senders.send(by_run_size(200, 1000)).await?;
+    let kept = installation.replicated().await?;
     let took = installation.fail_over().await?;
+    let span = lags_since..tick();
     senders.send(by_run_size(100, 1000)).await?;
     let report = senders.stop().await?;
     installation.wait_settled().await?;
-    let lost = installation.verify(&report.sent).await?;
+    let lost = installation.verify(&report.sent, span, &kept).await?;
     println!(
         "{} accepted, {lost} lost, {} repetitions; service after {took:?}; {} frames repeated",
         report.sent.len(),
         report.server_errors,
         installation.scene.ledger.repeats()
     );
+    ensure!(lost == 0, "JetStream had them all, and {lost} are lost");
     let recoveries = installation.recoveries().await?;
     ensure!((recoveries - 1.0).abs() < f64::EPSILON, "{recoveries} processes recovered the database");
     for node in &installation.nodes {
@@ -194,7 +184,7 @@ async fn a_failover_behind_a_pooler_to_a_synchronous_standby_loses_nothing() -> 
 }
 
 async fn fail_over_synchronously(way: Way) -> Result<()> {
-    let installation = Replicated::start_with(way).await?;
+    let mut installation = Replicated::start_with(way).await?;
     installation.scene.stack.postgres().require_standby().await?;
     let senders = installation.senders();
     senders.send(by_run_size(200, 2000)).await?;
@@ -202,9 +192,13 @@ async fn fail_over_synchronously(way: Way) -> Result<()> {
     senders.send(by_run_size(100, 1000)).await?;
     let report = senders.stop().await?;
     installation.wait_settled().await?;
-    let lost = installation.verify(&report.sent).await?;
-    println!("{} accepted, {lost} lost; service after {took:?}", report.sent.len());
-    ensure!(lost == 0, "{lost} accepted messages are lost");
+    let lost = installation.verify(&report.sent, 0..0, &HashSet::new()).await?;
+    println!(
+        "{} accepted, {lost} lost, {} repetitions; service after {took:?}; {} frames repeated",
+        report.sent.len(),
+        report.server_errors,
+        installation.scene.ledger.repeats()
+    );
     Ok(())
 }
 
@@ -212,37 +206,39 @@ async fn fail_over_synchronously(way: Way) -> Result<()> {
 /// did not recover the database itself would take the new deliveries for repetitions, and its acks would cover them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_after_a_failover_are_not_taken_for_lost_ones() -> Result<()> {
-    let installation = Replicated::start().await?;
-    let Replicated { scene, sam, replication, .. } = &installation;
+    const NEVER_REPLICATED: usize = 5;
+    let mut installation = Replicated::start().await?;
     let target = Target::Dm("ada".to_owned());
-    let api = |gateway| [scene.api_of(sam, gateway)];
-    let mut sent = vec![send_keyed(&api(0), &target, "kept").await?];
-    scene.wait_acked("ada", 1, SOON).await;
-    replication.blackhole();
-    scene.stack.nats().stop().await?;
-    for number in 0..5 {
-        sent.push(send_keyed(&api(number % 2), &target, &format!("never replicated {number}")).await?);
+    let apis = [0, 1].map(|gateway| [installation.scene.api_of(&installation.sam, gateway)]);
+    let mut sent = vec![send_keyed(&apis[0], &target, "kept").await?];
+    installation.scene.wait_acked("ada", 1, SOON).await;
+    let lags_since = tick();
+    installation.replication.blackhole();
+    installation.scene.stack.nats().stop().await?;
+    for number in 0..NEVER_REPLICATED {
+        sent.push(send_keyed(&apis[number % 2], &target, &format!("never replicated {number}")).await?);
     }
-    scene.wait_received("ada", 6, SOON).await;
-    scene.wait_acked("ada", 6, SOON).await;
-    scene.stack.postgres().kill9();
-    installation.standby.promote().await?;
-    scene.stack.postgres_proxy().switch_to(&installation.standby.address())?;
-    scene.stack.nats().restart().await?;
+    installation.scene.wait_received("ada", 6, SOON).await;
+    installation.scene.wait_acked("ada", 6, SOON).await;
+    let kept = installation.replicated().await?;
+    installation.promote().await?;
+    let span = lags_since..tick();
+    installation.scene.stack.nats().restart().await?;
     for number in 0..10 {
-        sent.push(send_keyed(&api(number % 2), &target, &format!("after {number}")).await?);
+        sent.push(send_keyed(&apis[number % 2], &target, &format!("after {number}")).await?);
     }
     ensure!(sent.iter().all(|one| matches!(one.outcome, Outcome::Accepted(_))), "{sent:?}");
     installation.wait_settled().await?;
-    let lost = installation.verify(&sent).await?;
-    println!("{} accepted, {lost} lost; {} frames repeated", sent.len(), scene.ledger.repeats());
-    ensure!(lost <= 5, "{lost} messages are lost");
+    let lost = installation.verify(&sent, span, &kept).await?;
+    let repeats = installation.scene.ledger.repeats();
+    println!("{} accepted, {lost} lost; {repeats} frames repeated", sent.len());
+    ensure!(lost == NEVER_REPLICATED, "{lost} messages are lost");
     Ok(())
 }
 
 /// A minute of log at 1 000 deliveries per second, at full size 20 000.
 async fn fail_over_with_a_long_log(has_nats: bool) -> Result<()> {
-    let installation = Replicated::start().await?;
+    let mut installation = Replicated::start().await?;
     let (mailboxes, each) = by_run_size((2000, 30), (20_000, 60));
     bulk::load(&installation.scene, &installation.standby.url_of("relay"), mailboxes, each).await?;
     if !has_nats {
@@ -257,7 +253,9 @@ async fn fail_over_with_a_long_log(has_nats: bool) -> Result<()> {
     }
     // Live copies work again.
     installation.scene.dm(&installation.sam, 0, "eve", "after the return of nats").await?;
-    installation.wait_settled().await
+    installation.wait_settled().await?;
+    installation.verify(&[], 0..0, &HashSet::new()).await?;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
