@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use relay_acceptance::chaos::{by_run_size, is_full, posts::Posts, scene::Scene};
-use relay_testkit::wait;
+use relay_testkit::{stack::Stack, wait};
 
 /// Requests of the test itself at one time.
 const CONCURRENT: usize = 16;
@@ -15,7 +15,9 @@ const LOADED_MACHINE: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn direct_agents_of_one_workspace_return_while_its_sends_continue() -> Result<()> {
-    let scene = Scene::start().await?;
+    // By default, a gateway takes fewer sockets of one workspace than the full size has.
+    let builder = Stack::builder().env("RELAY_MAX_CONNECTIONS_PER_WORKSPACE", "16384");
+    let scene = Scene::start_with(builder).await?;
     let sam = scene.workspace.register_agent("sam").await?;
     let (_broker, _) = scene.broker("broker-eve", &["eve"], 1).await?;
     let count = by_run_size(200, 10_000);
