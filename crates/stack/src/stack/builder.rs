@@ -27,6 +27,7 @@ pub struct StackBuilder {
     pooler: bool,
     state_dir: Option<PathBuf>,
     bin_dir: Option<PathBuf>,
+    database_url: Option<String>,
     env: Vec<(String, String)>,
 }
 
@@ -39,6 +40,7 @@ impl Default for StackBuilder {
             pooler: false,
             state_dir: None,
             bin_dir: None,
+            database_url: None,
             env: Vec::new(),
         }
     }
@@ -80,6 +82,13 @@ impl StackBuilder {
         self
     }
 
+    /// Uses this empty database of another server instead of starting one. There is no proxy of the stack to it.
+    #[must_use]
+    pub fn database(mut self, url: impl Into<String>) -> Self {
+        self.database_url = Some(url.into());
+        self
+    }
+
     /// Stores data and logs in `dir` instead of a temporary folder.
     #[must_use]
     pub fn state_dir(mut self, dir: impl Into<PathBuf>) -> Self {
@@ -112,18 +121,21 @@ impl StackBuilder {
             None => StateDir::temporary()?,
         };
         let (postgres_dir, nats_dir) = (state.path().join("postgres"), state.path().join("nats"));
-        let (postgres, nats) = tokio::try_join!(Postgres::start(&postgres_dir), Nats::start(&nats_dir))?;
-        let database_url = postgres.create_database(DATABASE).await?;
+        let start_postgres = self.start_postgres(&postgres_dir);
+        let ((postgres, database_url), nats) = tokio::try_join!(start_postgres, Nats::start(&nats_dir))?;
         migrate(&binaries::find(&bin_dir, "relayctl")?, &database_url, &nats.url()).await?;
 
         let mut backends = Backends { database_url: database_url.clone(), nats_url: nats.url() };
         let (mut postgres_proxy, mut nats_proxy) = (None, None);
         if self.through_proxies {
-            let to_postgres = TcpProxy::start(&postgres.address())?;
+            if let Some(postgres) = &postgres {
+                let to_postgres = TcpProxy::start(&postgres.address())?;
+                backends.database_url = to_postgres.through(&database_url)?;
+                postgres_proxy = Some(to_postgres);
+            }
             let to_nats = TcpProxy::start(&nats.address())?;
-            backends.database_url = to_postgres.through(&database_url)?;
             backends.nats_url = format!("nats://{}", to_nats.address());
-            (postgres_proxy, nats_proxy) = (Some(to_postgres), Some(to_nats));
+            nats_proxy = Some(to_nats);
         }
         let logs = state.path().join("logs");
         fs::create_dir_all(&logs)?;
@@ -156,6 +168,16 @@ impl StackBuilder {
         // First, so that callers can override them.
         self.env.splice(0..0, settings.map(|(name, value)| (name.to_owned(), value)));
         Ok(pooler)
+    }
+
+    /// Starts Postgres unless a database was given. Returns the URL of the engine's database.
+    async fn start_postgres(&self, dir: &Path) -> Result<(Option<Postgres>, String)> {
+        if let Some(url) = &self.database_url {
+            return Ok((None, url.clone()));
+        }
+        let postgres = Postgres::start(dir).await?;
+        let url = postgres.create_database(DATABASE).await?;
+        Ok((Some(postgres), url))
     }
 
     async fn start_services(&self, stack: &mut Stack, bin_dir: &Path, backends: &Backends, logs: &Path) -> Result<()> {

@@ -23,7 +23,7 @@ pub struct Stack {
     postgres_proxy: Option<TcpProxy>,
     nats_proxy: Option<TcpProxy>,
     nats: Nats,
-    postgres: Postgres,
+    postgres: Option<Postgres>,
     database_url: String,
     state: StateDir,
 }
@@ -63,8 +63,12 @@ impl Stack {
     }
 
     /// Returns the Postgres server.
+    ///
+    /// # Panics
+    /// If the stack was built with the database of another server.
+    #[track_caller]
     pub fn postgres(&self) -> &Postgres {
-        &self.postgres
+        self.postgres.as_ref().expect("built with the database of another server")
     }
 
     /// Returns the NATS server.
@@ -72,7 +76,7 @@ impl Stack {
         &self.nats
     }
 
-    /// Returns the direct URL of the engine's database.
+    /// Returns the URL of the engine's database, without a proxy of the stack.
     pub fn database_url(&self) -> &str {
         &self.database_url
     }
