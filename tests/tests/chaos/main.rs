@@ -6,6 +6,7 @@ mod delivery;
 mod failover;
 mod nats_cluster;
 mod outages;
+mod patroni;
 mod pooler;
 mod push;
 mod returns;
