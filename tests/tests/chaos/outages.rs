@@ -60,8 +60,8 @@ async fn wait_for_metric(scene: &Scene, metric: &str, value: f64) {
 async fn posts_and_deliveries_continue_while_nats_is_unavailable() -> Result<()> {
     let scene = Scene::start().await?;
     let (sam, _nodes) = pair(&scene).await?;
-    scene.dm(&sam, 0, "ada", "before").await?;
-    scene.dm(&sam, 1, "bob", "before").await?;
+    scene.dm(&sam, 0, "ada", "before ada").await?;
+    scene.dm(&sam, 1, "bob", "before bob").await?;
     scene.wait_received("ada", 1, SOON).await;
     scene.wait_received("bob", 1, SOON).await;
     wait_for_metric(&scene, "relay_nats_connected", 1.0).await;
@@ -102,7 +102,7 @@ async fn posts_and_deliveries_continue_while_nats_is_unavailable() -> Result<()>
         scene.database.unpublished().await.is_ok_and(|count| count == 0)
     })
     .await;
-    scene.ledger.assert_clean();
+    scene.verify(&[]).await?;
     ensure!(scene.ledger.repeats() == 0, "a live connection repeats nothing");
     ensure!(scene.ledger.nodes_down().is_empty() && scene.ledger.links("broker-ada").registered == 1);
     Ok(())
@@ -224,7 +224,7 @@ async fn post_through_cut_commits(verdict: Verdict) -> Result<()> {
     let (sam, _nodes) = pair(&scene).await?;
     // Both conversations exist before: a lost COMMIT that creates one would leave its post without a status.
     for (gateway, agent) in [(0, "ada"), (1, "bob")] {
-        scene.dm(&sam, gateway, agent, "before").await?;
+        scene.dm(&sam, gateway, agent, &format!("before {agent}")).await?;
         scene.wait_received(agent, 1, SOON).await;
     }
     let apis = [scene.api_of(&sam, 0), scene.api_of(&sam, 1)];
@@ -323,8 +323,8 @@ async fn a_registration_with_unknown_commit_outcome_is_not_retryable() -> Result
 async fn unresponsive_database_connections_are_closed() -> Result<()> {
     let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
     let (sam, _nodes) = pair(&scene).await?;
-    scene.dm(&sam, 0, "ada", "before").await?;
-    scene.dm(&sam, 1, "bob", "before").await?;
+    scene.dm(&sam, 0, "ada", "before ada").await?;
+    scene.dm(&sam, 1, "bob", "before bob").await?;
     scene.wait_received("ada", 1, SOON).await;
     scene.wait_received("bob", 1, SOON).await;
     let apis = [scene.api_of(&sam, 0), scene.api_of(&sam, 1)];

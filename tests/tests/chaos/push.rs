@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use relay_acceptance::chaos::{by_run_size, is_full, random_below};
+use relay_acceptance::chaos::{by_run_size, is_full, random_below, sender::send_accepted};
 use relay_testkit::binaries;
 use relay_testkit::client::Api;
+use relay_testkit::history::{Content, History, Losses};
 use relay_testkit::ports::Port;
 use relay_testkit::receiver::{Receiver, Reply};
 use relay_testkit::stack::{Backends, Service, ServiceSpec, Stack};
@@ -71,7 +72,7 @@ async fn run_round(
 ) -> Result<RoundResult> {
     let key = Api::create_workspace(field.stack.gateway(0).url(), name).await?;
     let receiver = Receiver::start(|_, _| Reply::Status(200)).await?;
-    let is_dead = |number: usize| some_dead && number % 10 == 9;
+    let is_dead = move |number: usize| some_dead && number % 10 == 9;
     let ann = key.as_agent(&key.register_agent("ann").await?);
     for number in 0..endpoints {
         let (path, agent) = (format!("/e{number}"), format!("a{number}"));
@@ -85,18 +86,21 @@ async fn run_round(
         key.bind(&format!("n{number}"), &agent).await?;
     }
 
-    let over = Arc::new(AtomicBool::new(false));
+    let (over, history) = (Arc::new(AtomicBool::new(false)), Arc::<History>::default());
     let killer = tokio::spawn(kill_workers(Arc::clone(field), Arc::clone(&over), kill));
     let mut senders = JoinSet::new();
     for sender in 0..SENDERS {
-        let ann = ann.clone();
+        let (ann, history) = (ann.clone(), Arc::clone(&history));
         let mine: Vec<usize> = (0..endpoints).filter(|number| number % SENDERS == sender).collect();
         senders.spawn(async move {
             let mut sent: Vec<(usize, Vec<Instant>)> = mine.iter().map(|number| (*number, Vec::new())).collect();
-            for _ in 0..each {
+            for nth in 0..each {
                 for (number, at) in &mut sent {
                     at.push(Instant::now());
-                    ann.dm(&format!("a{number}"), "over the top").await?.success()?;
+                    let (_, post) = send_accepted(&ann, &format!("a{number}"), &format!("{nth} to {number}")).await?;
+                    if !is_dead(*number) {
+                        history.record_post(post);
+                    }
                 }
             }
             anyhow::Ok(sent)
@@ -132,6 +136,9 @@ async fn run_round(
         for call in &calls {
             let body = call.json();
             let id = body["delivery_id"].as_str().context("no delivery id")?.to_owned();
+            let text = body["data"]["text"].as_str().map(str::to_owned);
+            let content = Content { delivery_id: id.clone(), text };
+            history.record_frame(&format!("a{number}"), call.seq().unsigned_abs(), content);
             if !ids.insert(id) {
                 repeats += 1;
                 continue;
@@ -143,6 +150,8 @@ async fn run_round(
         }
         ensure!(highest == i64::try_from(at.len())?, "endpoint {number}: {highest} of {}", at.len());
     }
+    let violations = history.violations(Losses::None);
+    ensure!(violations.is_empty(), "{violations:?}");
     ensure!(receiver.max_concurrency() <= 1, "{} tries of one delivery at once", receiver.max_concurrency());
     latencies.sort_unstable();
     let p99 = latencies.get(latencies.len() * 99 / 100).copied().unwrap_or_default();
