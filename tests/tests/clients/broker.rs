@@ -75,7 +75,7 @@ impl Lead {
 }
 
 /// Returns the lines with these names in the order of arrival.
-fn texts(heard: &str) -> Vec<&str> {
+pub(super) fn texts(heard: &str) -> Vec<&str> {
     heard.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with("text-"))).collect()
 }
 

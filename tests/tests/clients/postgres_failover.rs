@@ -1,32 +1,69 @@
-//! Published clients, unmodified, while Postgres fails over to a synchronous standby: everything arrives in order, once.
+//! Published clients, unmodified, while Postgres fails over: everything arrives in order, once. With a standby that lags,
+//! the engine finds what it lacks in JetStream.
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use relay_acceptance::clients::Script;
-use relay_testkit::{client::Api, servers::Postgres, stack::Stack, wait};
+use anyhow::{Context as _, Result, ensure};
+use relay_acceptance::{
+    chaos::database::Database,
+    clients::{AgentScript, Broker, BrokerRelease, Script},
+};
+use relay_testkit::{client::Api, proxy::TcpProxy, servers::Postgres, stack::Stack, wait};
 use relaycast::{CreateAgentRequest, CreateChannelRequest, RelayCast, RelayCastOptions, WorkspaceProvenance};
+
+use super::broker::texts;
 
 /// Limit for a loaded machine.
 const RECOVERED_WITHIN: Duration = Duration::from_secs(60);
+
+/// State of the standby when the primary is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standby {
+    /// It has everything that was accepted.
+    Synchronous,
+    /// It lacks everything since [`Installation::hold_back`].
+    Lagging,
+}
 
 /// Two gateways whose Postgres has a standby.
 struct Installation {
     stack: Stack,
     standby: Postgres,
+    state: Standby,
+    replication: TcpProxy,
 }
 
 impl Installation {
-    async fn start() -> Result<Self> {
+    async fn start(state: Standby) -> Result<Self> {
         let stack = Stack::builder().gateways(2).through_proxies(true).start().await?;
         let primary = stack.postgres();
-        let standby = primary.start_standby(&stack.state_dir().join("standby"), &primary.address()).await?;
-        primary.require_standby().await?;
-        Ok(Self { stack, standby })
+        let replication = TcpProxy::start(&primary.address())?;
+        let standby = primary.start_standby(&stack.state_dir().join("standby"), &replication.address()).await?;
+        if state == Standby::Synchronous {
+            primary.require_standby().await?;
+        }
+        Ok(Self { stack, standby, state, replication })
+    }
+
+    fn databases(&self) -> Result<[Database; 2]> {
+        Ok([Database::connect(self.stack.database_url())?, Database::connect(&self.standby.url_of("relay"))?])
+    }
+
+    /// Lets a lagging standby have what was committed by now, and nothing after it.
+    async fn hold_back(&self) -> Result<()> {
+        if self.state == Standby::Lagging {
+            let [primary, standby] = self.databases()?;
+            standby.wait_replicated(&primary, RECOVERED_WITHIN).await?;
+            self.replication.blackhole();
+        }
+        Ok(())
     }
 
     /// Kills the primary, promotes the standby, and waits until every gateway takes writes.
     async fn fail_over(&self) -> Result<()> {
+        let [primary, standby] = self.databases()?;
+        let (has, replicated) = (primary.messages().await?.len(), standby.messages().await?.len());
+        ensure!(self.state == Standby::Synchronous || replicated < has, "the standby has all {has} messages");
         self.stack.postgres().kill9();
         self.standby.promote().await?;
         self.stack.postgres_proxy().switch_to(&self.standby.address())?;
@@ -39,31 +76,92 @@ impl Installation {
     }
 
     /// Runs a client's script, which asks for a fault while its client is connected.
-    async fn run(&self, script: Script) -> Result<()> {
+    async fn run(&self, mut script: Script) -> Result<()> {
         let (front, other) = (self.stack.gateway(0).url(), self.stack.gateway(1).url());
         let workspace = Api::create_workspace(other, "postgres-failover").await?;
-        let script = script.env("RELAY_FRONT", front).env("RELAY_OTHER", other).env("RELAY_KEY", workspace.token());
-        let done = script.run(async |request| {
-            assert_eq!(request.0, "kill -9 the gateway");
-            self.fail_over().await
+        script = script.env("RELAY_FRONT", front).env("RELAY_OTHER", other).env("RELAY_KEY", workspace.token());
+        if self.state == Standby::Lagging {
+            script = script.env("RELAY_STANDBY_LAGS", "1");
+        }
+        let done = script.run(async |request| match request.0.as_str() {
+            "hold the standby back" => self.hold_back().await,
+            "kill -9 the gateway" => self.fail_over().await,
+            request => panic!("{request:?} was not expected"),
         });
         done.await.inspect_err(|_| println!("{}", self.stack.logs(30)))
+    }
+
+    /// Runs a broker of this release with an agent in a terminal.
+    async fn run_broker(&self, release: BrokerRelease) -> Result<()> {
+        let (front, other) = (self.stack.gateway(0).url(), self.stack.gateway(1).url());
+        let workspace = Api::create_workspace(other, "postgres-failover").await?;
+        let lead = workspace.as_agent(&workspace.register_agent("lead").await?);
+        let script = AgentScript::write(self.stack.state_dir(), "w1")?;
+        let dir = self.stack.state_dir().join("broker");
+        let broker = Broker::start_release(release, front, workspace.token(), "box", &dir).await?;
+        broker.spawn("w1", &script).await?;
+        self.hold_back().await?;
+        let mut sent = Vec::new();
+        for number in 0..10 {
+            if number == 5 {
+                self.fail_over().await?;
+            }
+            sent.push(format!("text-{number}"));
+            lead.post_message("general", &format!("text-{number}")).await?.success()?;
+            let heard = wait::until_ok("the message in the terminal", RECOVERED_WITHIN, || async {
+                let lines = script.received_lines();
+                ensure!(texts(&lines) == sent, "the command was given {lines:?}");
+                anyhow::Ok(())
+            });
+            heard.await.inspect_err(|_| println!("the broker's log ends:\n{}", broker.log_tail(60)))?;
+        }
+        ensure!(broker.is_running(), "the broker has ended");
+        Ok(())
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_javascript_sdk_survives_a_failover_of_postgres() -> Result<()> {
-    Installation::start().await?.run(Script::node("failover.mjs").await?).await
+    Installation::start(Standby::Synchronous).await?.run(Script::node("failover.mjs").await?).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_javascript_sdk_survives_a_failover_to_a_lagging_standby() -> Result<()> {
+    Installation::start(Standby::Lagging).await?.run(Script::node("failover.mjs").await?).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_python_sdk_survives_a_failover_of_postgres() -> Result<()> {
-    Installation::start().await?.run(Script::python("failover.py").await?).await
+    Installation::start(Standby::Synchronous).await?.run(Script::python("failover.py").await?).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_python_sdk_survives_a_failover_to_a_lagging_standby() -> Result<()> {
+    Installation::start(Standby::Lagging).await?.run(Script::python("failover.py").await?).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn broker_9_survives_a_failover_to_a_lagging_standby() -> Result<()> {
+    Installation::start(Standby::Lagging).await?.run_broker(BrokerRelease::V9).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn broker_12_survives_a_failover_to_a_lagging_standby() -> Result<()> {
+    Installation::start(Standby::Lagging).await?.run_broker(BrokerRelease::V12).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_rust_sdk_survives_a_failover_of_postgres() -> Result<()> {
-    let installation = Installation::start().await?;
+    rust_sdk(Standby::Synchronous).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rust_sdk_survives_a_failover_to_a_lagging_standby() -> Result<()> {
+    rust_sdk(Standby::Lagging).await
+}
+
+async fn rust_sdk(standby: Standby) -> Result<()> {
+    let installation = Installation::start(standby).await?;
     let (here, there) = (installation.stack.gateway(0).url(), installation.stack.gateway(1).url());
     let made = RelayCast::create_workspace("postgres-failover", Some(there), WorkspaceProvenance::sdk()).await?;
     let options = |url: &str| RelayCastOptions::new(made.api_key.as_str()).with_base_url(url);
@@ -78,6 +176,7 @@ async fn the_rust_sdk_survives_a_failover_of_postgres() -> Result<()> {
     bob.join_channel("plans").await?;
     bob.connect().await?;
     let mut events = bob.subscribe_events()?;
+    installation.hold_back().await?;
     let mut received = Vec::new();
     let mut sent = Vec::new();
     for number in 0..10 {
