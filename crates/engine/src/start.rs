@@ -24,7 +24,7 @@ use crate::{
     handles::{Queues, queues},
     hints::{self, Hints},
     mailboxes::{claim_waits, cursors},
-    messages::{committer, publisher},
+    messages::{committer, fanouts, publisher},
     migrations::wait_for_schema,
     nodes::{heartbeats, online},
     observers,
@@ -135,6 +135,7 @@ impl Engine {
         let [usual, wide] = commits;
         tasks.spawn("committer", committer::run(weak(), usual));
         tasks.spawn("wide-committer", committer::run(weak(), wide));
+        tasks.spawn("fanouts", fanouts::continue_lapsed(weak()));
         tasks.spawn("publisher", publisher::run(weak(), publishes));
         tasks.spawn("cursor-writer", cursors::run(weak(), Arc::downgrade(&self.inner.mailboxes.cursors)));
         tasks.spawn("heartbeat-writer", heartbeats::write_heartbeats(weak()));

@@ -5,7 +5,8 @@
 //! get their reply after the commit; publishing follows.
 //!
 //! A process has two such lanes, each with one transaction at a time: requests with many recipients have one of their
-//! own, since their transaction takes a second and requests of other workspaces must not wait for it.
+//! own, since their deliveries take a second and requests of other workspaces must not wait for them. Those of the largest are
+//! written in chunks ([`fanouts`](super::fanouts)) before the lane goes on.
 //!
 //! The requests of a [`Sequence`] are committed in their order. After one that was not committed for a reason that may
 //! pass, the later ones are answered [`CommitReply::Stale`], and their caller submits all of them again.
@@ -36,7 +37,10 @@ use relay_tasks::{
 use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
-    Engine, EngineError, Inner, error::Fault, events::announcement::Announcement, messages::publisher::Committed,
+    Engine, EngineError, Inner,
+    error::Fault,
+    events::announcement::Announcement,
+    messages::{fanouts::OpenedFanout, publisher::Committed},
 };
 
 /// Recipients of a batch: it is complete once it has that many.
@@ -108,6 +112,8 @@ pub(crate) enum CommitReply {
     KeyReused,
     /// The audience or the sender has changed: resolve again.
     Stale,
+    /// An earlier fan-out of the author is open: wait for it.
+    SenderBusy,
 }
 
 /// Sending ends of the two lanes.
@@ -237,7 +243,7 @@ async fn commit_sends(engine: &Engine, mut pending: Vec<FoldedSend>) {
                 spawn_isolated("commit", async move { commit_again(&engine, of_workspace).await });
             }
         }
-        outcome => finish_outcome(engine, batch, pending, outcome),
+        outcome => finish_outcome(engine, batch, pending, outcome).await,
     }
 }
 
@@ -245,12 +251,18 @@ async fn commit_sends(engine: &Engine, mut pending: Vec<FoldedSend>) {
 async fn commit_again(engine: &Engine, pending: Vec<FoldedSend>) {
     let batch = build_batch(engine, &pending);
     let outcome = submit_batch(engine.store(), &batch).await;
-    finish_outcome(engine, batch, pending, outcome);
+    finish_outcome(engine, batch, pending, outcome).await;
 }
 
-fn finish_outcome(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome: Result<BatchOutcome, BatchError>) {
+/// Replies to the callers. Ends after the last chunk of the fan-outs among them.
+async fn finish_outcome(
+    engine: &Engine,
+    batch: Batch,
+    pending: Vec<FoldedSend>,
+    outcome: Result<BatchOutcome, BatchError>,
+) {
     match outcome {
-        Ok(outcomes) => finish_batch(engine, batch, pending, outcomes),
+        Ok(outcomes) => write_fanouts(engine, finish_batch(engine, batch, pending, outcomes)).await,
         Err(BatchError::Unknown(error)) => {
             tracing::warn!(error = &error as &dyn std::error::Error, batch.id = %batch.id, "commit outcome unknown, submitting the batch again");
             break_sequences(&pending);
@@ -333,8 +345,7 @@ async fn resolve_commit_outcome(engine: Engine, batch: Batch, pending: Vec<Folde
         tokio::time::sleep(RESOLVE_RETRY).await;
         match submit_batch(engine.store(), &batch).await {
             Ok(outcomes) => {
-                finish_batch(&engine, batch, pending, outcomes);
-                return;
+                return write_fanouts(&engine, finish_batch(&engine, batch, pending, outcomes)).await;
             }
             // Unavailable, or lost a race: the outcome is still unknown.
             Err(BatchError::Unknown(_) | BatchError::NotCommitted(_)) => {}
@@ -358,14 +369,22 @@ fn refuse_sends(pending: Vec<FoldedSend>, error: &StoreError) {
     }
 }
 
-/// Replies to the callers and passes the committed sends to the publisher.
-fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome: BatchOutcome) {
+async fn write_fanouts(engine: &Engine, opened: Vec<OpenedFanout>) {
+    for fanout in opened {
+        fanout.write_chunks(engine).await;
+    }
+}
+
+/// Replies to the callers and passes the committed sends to the publisher. Returns the fan-outs, whose deliveries are to be
+/// written, and whose callers wait for that.
+fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome: BatchOutcome) -> Vec<OpenedFanout> {
     if outcome.path == CommitPath::InSteps {
         metrics::counter!(metric_names::COMMITS_IN_STEPS).increment(1);
     }
     let mut committed = Committed { batch: batch.id, sends: Vec::with_capacity(pending.len()) };
+    let mut opened = Vec::new();
     for ((folded, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
-        if matches!(outcome, SendOutcome::Stale) {
+        if matches!(outcome, SendOutcome::Stale | SendOutcome::SenderBusy) {
             break_sequences(std::slice::from_ref(&folded));
         }
         let FoldedSend { first, repeats } = folded;
@@ -379,9 +398,19 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
                 committed.push(send.clone(), first.names, rows, first.traceparent);
                 CommitReply::Committed { send: Box::new(send), full }
             }
+            SendOutcome::FanoutOpened { full } => {
+                metrics::counter!(metric_names::MESSAGES_ACCEPTED).increment(1);
+                // For the announcement; the batch itself has no deliveries of it.
+                committed.push(send.clone(), Vec::new(), Vec::new(), first.traceparent.clone());
+                let reply = CommitReply::Committed { send: Box::new(send.clone()), full };
+                let answer = move || drop(first.reply.send(Ok(reply)));
+                opened.push(OpenedFanout::new(send, first.names, first.traceparent, answer));
+                continue;
+            }
             SendOutcome::Replayed { response } => CommitReply::Replayed { response },
             SendOutcome::KeyReused => CommitReply::KeyReused,
             SendOutcome::Stale => CommitReply::Stale,
+            SendOutcome::SenderBusy => CommitReply::SenderBusy,
         };
         // A dropped receiver changes nothing: the message is committed.
         let _ = first.reply.send(Ok(reply));
@@ -394,6 +423,7 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
         // The outbox relay will publish it; recipients need not wait for that.
         engine.hints().mailboxes_changed(committed.mailboxes());
     }
+    opened
 }
 
 /// Replies to requests that had the idempotency key of `send`, as they would be answered by a transaction of their own.
@@ -402,12 +432,16 @@ fn reply_to_repeats(repeats: Vec<PendingSend>, send: &NewSend, outcome: &SendOut
         let is_same =
             repeat.send.key.as_ref().map(|key| &key.fingerprint) == send.key.as_ref().map(|key| &key.fingerprint);
         let reply = match outcome {
-            SendOutcome::Committed(_) if is_same => CommitReply::Repeated { message: Box::new(send.message.clone()) },
+            SendOutcome::Committed(_) | SendOutcome::FanoutOpened { .. } if is_same => {
+                CommitReply::Repeated { message: Box::new(send.message.clone()) }
+            }
             SendOutcome::Replayed { response } if is_same => CommitReply::Replayed { response: response.clone() },
-            SendOutcome::Committed(_) | SendOutcome::Replayed { .. } => CommitReply::KeyReused,
+            SendOutcome::Committed(_) | SendOutcome::FanoutOpened { .. } | SendOutcome::Replayed { .. } => {
+                CommitReply::KeyReused
+            }
             SendOutcome::KeyReused if is_same => CommitReply::KeyReused,
             // Nothing is known of this request's own fingerprint, or of its facts: it is resolved and submitted again.
-            SendOutcome::KeyReused | SendOutcome::Stale => CommitReply::Stale,
+            SendOutcome::KeyReused | SendOutcome::Stale | SendOutcome::SenderBusy => CommitReply::Stale,
         };
         let _ = repeat.reply.send(Ok(reply));
     }

@@ -52,6 +52,7 @@ pub(crate) fn send(message: Message, recipients: &[i64]) -> NewSend {
         ttl_ms: None,
         traceparent: None,
         events: Vec::new(),
+        arrived: MessageId::new(1),
         sequence: None,
     }
 }

@@ -3,6 +3,7 @@
 mod addresses;
 pub(crate) mod committer;
 pub mod edits;
+pub(crate) mod fanouts;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod groups;

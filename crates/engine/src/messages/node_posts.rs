@@ -37,7 +37,8 @@ impl Messages {
             name_posting_node(&mut draft, &caller.node_id);
         }
         let target = Target::Channel(strip_hash(channel).to_owned());
-        self.post_as(&sender, PostRequest { target, draft, key, events: Vec::new() }).await
+        let arrived = self.next_arrival();
+        self.post_as(&sender, PostRequest { target, draft, key, events: Vec::new(), arrived }).await
     }
 
     /// Returns the agent that a node posts for, and the relation between them.

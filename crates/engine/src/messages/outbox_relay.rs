@@ -38,7 +38,7 @@ pub async fn relay_unpublished_batches(engine: &Engine) -> EngineResult<TickOutc
         let span =
             relay_trace::child_span(above, || tracing::info_span!("stream.republish", messages = batch.sources.len()));
         let own = span.as_ref().and_then(relay_trace::traceparent_of);
-        let republished = engine.messages().republish(&batch.sources, own.as_deref().or(above));
+        let republished = engine.messages().republish(&batch.sources, batch.agents, own.as_deref().or(above));
         match republished.instrument(span.unwrap_or_else(tracing::Span::none)).await {
             Ok(()) => published.push(batch.batch_id),
             // A batch that cannot be published must not delay the others; its claim expires.

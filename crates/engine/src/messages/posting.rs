@@ -40,7 +40,10 @@ use crate::{
     channels::audiences::AudienceSource,
     error::{BadCredential, Conflict, Denial, InvalidInput, Missing},
     hints::AgentNotices,
-    messages::committer::{CommitReply, PendingSend, Sequence},
+    messages::{
+        committer::{CommitReply, PendingSend, Sequence},
+        fanouts::wait_for_preceding,
+    },
 };
 
 /// Reply of the committer that has not come yet.
@@ -83,6 +86,8 @@ pub(super) struct PostRequest {
     pub(super) key: Option<ClientKey>,
     /// Events that are recorded with the message.
     pub(super) events: Vec<Event>,
+    /// Id taken when the request arrived.
+    pub(super) arrived: MessageId,
 }
 
 /// Author of a post.
@@ -171,7 +176,13 @@ impl Messages {
         key: Option<ClientKey>,
     ) -> EngineResult<PostedMessage> {
         let target = target.normalize(&author.name)?;
-        self.post_as(&author.into(), PostRequest { target, draft, key, events: Vec::new() }).await
+        let arrived = self.next_arrival();
+        self.post_as(&author.into(), PostRequest { target, draft, key, events: Vec::new(), arrived }).await
+    }
+
+    /// Returns the id of a request that arrives now.
+    pub(super) fn next_arrival(&self) -> MessageId {
+        MessageId::new(self.core.next_id())
     }
 
     /// Posts a draft. When it fails for good, a post that was committed under the same key is returned instead.
@@ -206,7 +217,7 @@ impl Messages {
             let (audience, thread) = self.resolve_target(sender, &request.target, source).await?;
             let (send, names) = self.build_send(sender, &audience, thread, request, &attachments)?;
             let reply = self.commit_send(send, names).await?;
-            if let Some(posted) = self.read_reply(sender, &audience, reply).await? {
+            if let Some(posted) = self.read_reply(sender, request, &audience, reply).await? {
                 return Ok(posted);
             }
         }
@@ -217,6 +228,7 @@ impl Messages {
     async fn read_reply(
         &self,
         sender: &Sender,
+        request: &PostRequest,
         audience: &Audience,
         reply: CommitReply,
     ) -> EngineResult<Option<PostedMessage>> {
@@ -235,6 +247,15 @@ impl Messages {
             CommitReply::Stale => {
                 // A deleted recipient changes the audience too, so a second resolution leaves it out.
                 self.audiences.forget(sender.scope, audience.channel_id);
+                return Ok(None);
+            }
+            CommitReply::SenderBusy => {
+                // The open fan-out may be this very post.
+                if let Some(posted) = self.find_repeated_post(sender, &request.target, request.key.as_ref()).await? {
+                    return Ok(Some(posted));
+                }
+                let author = (sender.scope, sender.agent_id);
+                wait_for_preceding(&self.core.store, author, request.arrived).await?;
                 return Ok(None);
             }
         };
@@ -387,6 +408,7 @@ impl Messages {
             ttl_ms: draft.ttl_ms,
             traceparent: None,
             events: request.events.clone(),
+            arrived: request.arrived,
             sequence: None,
         };
         Ok((send, names))

@@ -11,7 +11,7 @@ use relay_domain::{
     messages::Message,
     metric_names,
 };
-use relay_store::messages::batch::{NewSend, WrittenDelivery};
+use relay_store::messages::batch::{NewRecipient, NewSend, WrittenDelivery};
 use relay_stream::{INLINE_LIMIT, LogFrame, PendingStore, Stream};
 use relay_tasks::{
     batches::{Batches, QueueConfig, queue},
@@ -54,8 +54,64 @@ pub(crate) struct CommittedSend {
     names: Vec<Arc<str>>,
     rows: Vec<Option<WrittenDelivery>>,
     traceparent: Option<String>,
+    /// Recipients of the message in all batches.
+    copies: usize,
     /// Its content was dropped.
     is_reference: bool,
+}
+
+impl CommittedSend {
+    fn new(
+        send: NewSend,
+        names: Vec<Arc<str>>,
+        rows: Vec<Option<WrittenDelivery>>,
+        traceparent: Option<String>,
+    ) -> Self {
+        Self { copies: rows.len(), send, names, rows, traceparent, is_reference: false }
+    }
+
+    /// Returns a fan-out with this many recipients, which get their deliveries in several batches.
+    pub(crate) fn without_recipients(send: NewSend, copies: usize, traceparent: Option<String>) -> Self {
+        let mut fanout = Self { copies, ..Self::new(send, Vec::new(), Vec::new(), traceparent) };
+        fanout.drop_unpublished_content();
+        fanout
+    }
+
+    /// Returns the part of a fan-out for one batch.
+    pub(crate) fn with_recipients(
+        &self,
+        recipients: Vec<NewRecipient>,
+        names: Vec<Arc<str>>,
+        rows: Vec<WrittenDelivery>,
+    ) -> Self {
+        Self {
+            send: NewSend { recipients, ..self.send.clone() },
+            names,
+            rows: rows.into_iter().map(Some).collect(),
+            traceparent: self.traceparent.clone(),
+            copies: self.copies,
+            is_reference: self.is_reference,
+        }
+    }
+
+    pub(crate) fn scope(&self) -> WorkspaceScope {
+        self.send.scope
+    }
+
+    pub(crate) fn message(&self) -> &Message {
+        &self.send.message
+    }
+
+    /// Drops a content that is published as a reference: one too large for the log, or with so many recipients that its
+    /// copies would be large together.
+    fn drop_unpublished_content(&mut self) {
+        let bytes = self.send.message.held_bytes();
+        if bytes > INLINE_LIMIT || bytes * self.copies > COPIES_BYTES {
+            self.is_reference = true;
+            self.send.message.text.clear();
+            (self.send.message.blocks, self.send.message.metadata) = (None, JsonText::empty_object());
+        }
+    }
 }
 
 impl Committed {
@@ -66,7 +122,7 @@ impl Committed {
         rows: Vec<Option<WrittenDelivery>>,
         traceparent: Option<String>,
     ) {
-        self.sends.push(CommittedSend { send, names, rows, traceparent, is_reference: false });
+        self.sends.push(CommittedSend::new(send, names, rows, traceparent));
     }
 
     /// Messages of a workspace, by id, without large ones: those are read from Postgres, so that the announcements that
@@ -96,17 +152,9 @@ impl Committed {
         })
     }
 
-    /// Drops the contents that are published as references: those too large for the log, and those with so many
-    /// recipients that their copies would be large together.
+    /// Drops the contents that are published as references.
     pub(crate) fn drop_unpublished_contents(&mut self) {
-        for send in &mut self.sends {
-            let bytes = send.send.message.held_bytes();
-            if bytes > INLINE_LIMIT || bytes * send.rows.len() > COPIES_BYTES {
-                send.is_reference = true;
-                send.send.message.text.clear();
-                (send.send.message.blocks, send.send.message.metadata) = (None, JsonText::empty_object());
-            }
-        }
+        self.sends.iter_mut().for_each(CommittedSend::drop_unpublished_content);
     }
 
     /// Starts a span for each traced send; its frames become children.
@@ -266,17 +314,18 @@ async fn mark_published(engine: std::sync::Weak<Inner>, mut marks: Batches<Batch
 }
 
 impl Messages {
-    /// Publishes all deliveries of these messages again, from Postgres, and waits until they are stored. JetStream
-    /// drops the copies that it has.
+    /// Publishes the deliveries of these messages again, from Postgres, and waits until they are stored: all of them, or those
+    /// of a range of agents. JetStream drops the copies that it has.
     ///
     /// # Errors
     /// When Postgres or JetStream failed; call again.
     pub async fn republish(
         &self,
         sources: &[(WorkspaceScope, MessageId)],
+        agents: Option<(AgentId, AgentId)>,
         traceparent: Option<&str>,
     ) -> EngineResult<()> {
-        let rows = self.core.store.deliveries_of_sources(sources).await?;
+        let rows = self.core.store.deliveries_of_sources(sources, agents).await?;
         let mailboxes = rows.iter().map(|row| (row.scope, row.agent_id));
         self.core.hints.mailboxes_changed(mailboxes);
         publish_rows(&self.core, &self.stream, rows, traceparent).await

@@ -178,7 +178,9 @@ impl Messages {
             is_hidden: true,
         };
         let target = Target::Channel(hook.channel_name.clone());
-        let posted = self.post_as(&sender, PostRequest { target, draft, key: None, events: vec![received] }).await?;
+        let arrived = self.next_arrival();
+        let request = PostRequest { target, draft, key: None, events: vec![received], arrived };
+        let posted = self.post_as(&sender, request).await?;
         Ok(HookAnswer { message_id: posted.message.id, text, author, source, created_at: posted.message.created_at })
     }
 }

@@ -101,10 +101,12 @@ impl Store {
         Ok(rows.into_iter().map(|row| row.0).collect())
     }
 
-    /// Reads all deliveries of these messages for republishing. Contents are left unread.
+    /// Reads the deliveries of these messages for republishing: all of them, or those of a range of agents. Contents are left
+    /// unread.
     pub async fn deliveries_of_sources(
         &self,
         sources: &[(WorkspaceScope, MessageId)],
+        agents: Option<(AgentId, AgentId)>,
     ) -> StoreResult<Vec<StoredDelivery>> {
         let workspaces: Vec<i64> = sources.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
         let ids: Vec<i64> = sources.iter().map(|(_, id)| id.get()).collect();
@@ -112,12 +114,15 @@ impl Store {
             "SELECT {COLUMNS}
                FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, source_id)
                JOIN deliveries d ON d.workspace_id = k.workspace_id AND d.source_id = k.source_id
+                    AND d.agent_id BETWEEN $3 AND $4
                {RECIPIENT_JOIN} {SOURCE_JOINS}
               ORDER BY d.workspace_id, d.agent_id, d.seq"
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(query))
             .bind(workspaces)
             .bind(ids)
+            .bind(agents.map_or(i64::MIN, |(first, _)| first.get()))
+            .bind(agents.map_or(i64::MAX, |(_, last)| last.get()))
             .fetch_all(&self.pool)
             .with_timeout()
             .await

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
     AgentId, BatchId, DeliveryId, GatewayId, MessageId, NodeId, ProviderName, WorkspaceScope,
     events::kind,
@@ -27,6 +27,9 @@ use crate::{
 /// Timeout of everything before the COMMIT, waits for locks (2 s each) included. Each process has one batch
 /// transaction at a time, so a connection that hangs without an error must not block all later sends.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Recipients from which on a message is a fan-out. Fewer are written with the message, in some twenty milliseconds.
+const FANOUT_RECIPIENTS: usize = 1024;
 
 /// One recipient of a message.
 #[derive(Debug, Clone)]
@@ -59,8 +62,24 @@ pub struct NewSend {
     /// Further events to record with the message's own. A `message.id` of null in one of them is replaced by
     /// the id of the message.
     pub events: Vec<Event>,
+    /// Id taken when the request arrived. Fan-outs of the same author with lower ids precede it.
+    pub arrived: MessageId,
     /// Sends with the same number keep their order: one is written only if the earlier ones of its batch are current.
     pub sequence: Option<i64>,
+}
+
+impl NewSend {
+    /// Returns whether its deliveries are written in chunks, after the transaction that accepts it.
+    #[must_use]
+    pub fn is_fanout(&self) -> bool {
+        self.recipients.len() >= FANOUT_RECIPIENTS
+    }
+
+    /// Returns when its deliveries expire.
+    pub(crate) fn expires_at(&self, ttl_seconds: i32) -> DateTime<Utc> {
+        let ttl = self.ttl_ms.map_or_else(|| TimeDelta::seconds(ttl_seconds.into()), TimeDelta::milliseconds);
+        self.message.created_at + ttl
+    }
 }
 
 /// A batch of sends. Its content is fixed before its transaction, so that it can be submitted again.
@@ -78,10 +97,11 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Returns the messages of the outbox row. Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63
-    /// bits.
+    /// Returns the messages of the outbox row; the deliveries of fan-outs have rows of their own. Ids as JSON numbers: the
+    /// outbox relay reads them so, and jsonb keeps all 63 bits.
     pub(crate) fn sources(&self) -> Vec<[i64; 2]> {
-        self.sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect()
+        let with_deliveries = self.sends.iter().filter(|send| !send.is_fanout());
+        with_deliveries.map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect()
     }
 }
 
@@ -101,12 +121,17 @@ pub struct WrittenDelivery {
 pub enum SendOutcome {
     /// Committed. One entry per recipient, in the request's order; `None`: its mailbox is full.
     Committed(Vec<Option<WrittenDelivery>>),
+    /// Committed as a fan-out: its deliveries follow in chunks. `full`: positions of recipients that get none, because
+    /// their mailboxes are full.
+    FanoutOpened { full: Vec<usize> },
     /// The key was used before for the same request; carries the first response.
     Replayed { response: serde_json::Value },
     /// The key was used before for another request.
     KeyReused,
     /// The facts that the request was resolved with have changed. Nothing was written; resolve it again.
     Stale,
+    /// An earlier fan-out of the author is open, whose recipients must not get this message first. Nothing was written.
+    SenderBusy,
 }
 
 /// Way in which a batch was committed.
@@ -140,12 +165,29 @@ pub enum BatchError {
 
 /// Returns the message's event, then the events of its deliveries if the workspace is watched.
 pub(crate) fn message_events(send: &NewSend, rows: &[Option<WrittenDelivery>], watched: bool) -> Vec<Event> {
+    let mut events = events_of_message(send);
+    if watched {
+        let deliveries = send.recipients.iter().zip(rows);
+        events.extend(deliveries.map(|(recipient, row)| delivery_event(&send.message, recipient, row.as_ref())));
+    }
+    events
+}
+
+/// Returns the message's event, then those of the recipients that get no delivery if the workspace is watched. The others
+/// are recorded with their chunks.
+pub(crate) fn fanout_events(send: &NewSend, full: &[usize], watched: bool) -> Vec<Event> {
+    let mut events = events_of_message(send);
+    if watched {
+        let refused = full.iter().filter_map(|position| send.recipients.get(*position));
+        events.extend(refused.map(|recipient| delivery_event(&send.message, recipient, None)));
+    }
+    events
+}
+
+fn events_of_message(send: &NewSend) -> Vec<Event> {
     let message = &send.message;
     let mut events = vec![Event::for_message(message.event_kind(), message)];
     events.extend(send.events.iter().cloned().map(|event| with_message_id(event, message.id)));
-    if watched {
-        events.extend(send.recipients.iter().zip(rows).map(|(recipient, row)| delivery_event(send, recipient, row)));
-    }
     events
 }
 
@@ -159,8 +201,8 @@ fn with_message_id(mut event: Event, message_id: MessageId) -> Event {
     event
 }
 
-fn delivery_event(send: &NewSend, recipient: &NewRecipient, row: &Option<WrittenDelivery>) -> Event {
-    let message = &send.message;
+/// Returns the event of a written delivery, or of one that a full mailbox refused.
+pub(crate) fn delivery_event(message: &Message, recipient: &NewRecipient, row: Option<&WrittenDelivery>) -> Event {
     let (kind, data) = match row {
         Some(row) => {
             let id = DeliveryId { source: message.id.get(), agent: recipient.agent_id, redrive_no: 0 };
@@ -234,6 +276,7 @@ pub(crate) mod tests {
             ttl_ms: None,
             traceparent: None,
             events: Vec::new(),
+            arrived: MessageId::new(5),
             sequence: None,
         }
     }

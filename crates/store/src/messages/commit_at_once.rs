@@ -4,7 +4,7 @@
 //!
 //! One statement, which is its own transaction: one round trip, and locks that are held for the length of the statement
 //! instead of four round trips. It writes only if all facts hold that the sends were resolved with, no key was used
-//! before, and no workspace is watched. That is the usual case. Otherwise it writes nothing, and the batch takes the
+//! before, no workspace is watched, and no author has an open fan-out that precedes. That is the usual case. Otherwise it writes nothing, and the batch takes the
 //! transaction with a statement per step ([`crate::messages::commit_in_steps`]), which finds an outcome for each send.
 
 use chrono::{DateTime, NaiveDate, Utc};
@@ -70,6 +70,9 @@ WITH placed AS MATERIALIZED (
        AND NOT EXISTS (
            SELECT FROM unnest($17::bigint[], $18::bytea[]) AS k (workspace_id, key_hash)
              JOIN idempotency_keys i USING (workspace_id, key_hash))
+       AND NOT EXISTS (
+           SELECT FROM unnest($25::bigint[], $29::bigint[], $52::bigint[]) AS k (workspace_id, sender_id, arrived)
+             JOIN fanouts f USING (workspace_id, sender_id) WHERE f.message_id < k.arrived)
 ), opened AS (
     INSERT INTO outbox (batch_id, gateway_id, sources, traceparent) SELECT $21, $22, $23, $24 FROM holding
     ON CONFLICT (batch_id) DO NOTHING RETURNING batch_id
@@ -124,7 +127,9 @@ impl Store {
             // It can be committed no more; after an unknown outcome it may have been, before the recovery.
             return self.read_earlier_outcome(batch).await;
         }
-        match commit_at_once(self, batch).await? {
+        // The record of a fan-out has a statement of its own.
+        let has_fanout = batch.sends.iter().any(NewSend::is_fanout);
+        match if has_fanout { None } else { commit_at_once(self, batch).await? } {
             Some(outcome) => Ok(outcome),
             None => self.commit_in_steps(batch).await,
         }
@@ -191,6 +196,8 @@ struct StatementColumns<'a> {
     messages: MessageColumns<'a>,
     attachments: AttachmentColumns,
     events: EventColumns,
+    /// One per message.
+    arrived: Vec<MessageId>,
 }
 
 impl<'a> StatementColumns<'a> {
@@ -228,6 +235,7 @@ impl<'a> StatementColumns<'a> {
             messages,
             attachments,
             events: EventColumns::collect(at, recorded),
+            arrived: batch.sends.iter().map(|send| send.arrived).collect(),
         }
     }
 
@@ -258,7 +266,7 @@ impl<'a> StatementColumns<'a> {
             .bind(batch.gateway_id)
             .bind(Json(batch.sources()))
             .bind(&batch.traceparent);
-        self.events.bind(self.attachments.bind(self.messages.bind(query))).bind(batch.epoch)
+        self.events.bind(self.attachments.bind(self.messages.bind(query))).bind(batch.epoch).bind(&self.arrived)
     }
 
     /// Returns the outcome of the rows; `None` if there are none: each send that is written has an event.

@@ -3,14 +3,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use relay_domain::{AgentId, ChannelId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
+use relay_domain::{AgentId, ChannelId, MessageId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
 use sqlx::{FromRow, Row, postgres::PgRow, types::Json};
 
 use crate::{
     StoreError, StoreResult,
     connections::Session,
     decode::decode_rows,
-    messages::batch::{Batch, NewSend, sort_and_dedup},
+    messages::batch::{Batch, NewSend, SendOutcome, sort_and_dedup},
 };
 
 /// The rows that a batch depends on, as its transaction read them.
@@ -19,6 +19,8 @@ pub(crate) struct BatchFacts {
     agents: HashMap<(WorkspaceId, AgentId), AgentFacts>,
     channels: HashMap<(WorkspaceId, ChannelId), i64>,
     workspaces: HashMap<WorkspaceId, WorkspaceFacts>,
+    /// Agents with open fan-outs, and the oldest of these.
+    open_fanouts: HashMap<(WorkspaceId, AgentId), MessageId>,
 }
 
 #[derive(Clone, Copy)]
@@ -45,21 +47,34 @@ impl BatchFacts {
                 || agent(send.message.agent_id).is_some_and(|sender| {
                     send.token_generation.is_none_or(|generation| generation == sender.generation)
                 }))
-            && send.recipients.iter().all(|recipient| agent(recipient.agent_id).is_some())
+            // The record of a fan-out keeps those that exist.
+            && (send.is_fanout() || send.recipients.iter().all(|recipient| agent(recipient.agent_id).is_some()))
     }
 
-    /// Returns for each send of a batch whether it may be written: its facts hold, and those of all sends before it in
-    /// its sequence. Otherwise a send that is resolved again would follow those that it precedes.
-    pub(crate) fn find_current(&self, sends: &[NewSend]) -> Vec<bool> {
+    /// Returns for each send of a batch why it may not be written: its facts do not hold, an open fan-out of its author precedes it, or
+    /// the same is true of a send before it in its sequence. Otherwise a send that is submitted again would follow those
+    /// that it precedes.
+    pub(crate) fn find_refused(&self, sends: &[NewSend]) -> Vec<Option<SendOutcome>> {
         let mut broken = HashSet::new();
-        let is_open = |send: &NewSend| {
-            let holds = self.is_current(send) && !send.sequence.is_some_and(|sequence| broken.contains(&sequence));
-            if !holds {
-                broken.extend(send.sequence);
-            }
-            holds
+        let refusal = |send: &NewSend| {
+            let follows_a_break = send.sequence.is_some_and(|sequence| broken.contains(&sequence));
+            let refused = if follows_a_break || !self.is_current(send) {
+                SendOutcome::Stale
+            } else if self.follows_fanout(send) {
+                SendOutcome::SenderBusy
+            } else {
+                return None;
+            };
+            broken.extend(send.sequence);
+            Some(refused)
         };
-        sends.iter().map(is_open).collect()
+        sends.iter().map(refusal).collect()
+    }
+
+    /// Returns whether an open fan-out of the same author precedes the send.
+    fn follows_fanout(&self, send: &NewSend) -> bool {
+        let author = (send.scope.workspace_id(), send.message.agent_id);
+        self.open_fanouts.get(&author).is_some_and(|oldest| *oldest < send.arrived)
     }
 
     pub(crate) fn agent(&self, scope: WorkspaceScope, agent: AgentId) -> Option<&AgentFacts> {
@@ -84,6 +99,8 @@ enum Fact {
     Agent(AgentId, AgentFacts),
     Channel(ChannelId, i64),
     Workspace(WorkspaceFacts),
+    /// The oldest open fan-out of the agent.
+    OpenFanout(AgentId, MessageId),
 }
 
 struct FactRow {
@@ -108,6 +125,7 @@ impl FromRow<'_, PgRow> for FactRow {
                 depth: row.try_get("depth")?,
                 watched: row.try_get::<i64, _>("version")? == 1,
             }),
+            "fanout" => Fact::OpenFanout(row.try_get("id")?, row.try_get("version")?),
             "batch" => Fact::BatchOpened,
             other => {
                 let source = format!("{other} is no kind of fact").into();
@@ -134,6 +152,11 @@ SELECT 'agent', a.workspace_id, a.agent_id, a.token_generation, a.node_id, a.pro
   JOIN agents a USING (workspace_id, agent_id)
  WHERE a.deleted_at IS NULL
 UNION ALL
+SELECT 'fanout', f.workspace_id, f.sender_id, min(f.message_id), NULL, NULL, 0, 0
+  FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, sender_id)
+  JOIN fanouts f USING (workspace_id, sender_id)
+ GROUP BY f.workspace_id, f.sender_id
+UNION ALL
 SELECT 'channel', c.workspace_id, c.channel_id, c.members_version, NULL, NULL, 0, 0
   FROM unnest($3::bigint[], $4::bigint[]) AS k (workspace_id, channel_id)
   JOIN channels c USING (workspace_id, channel_id)
@@ -156,7 +179,9 @@ pub(crate) async fn open_batch(tx: &mut Session, batch: &Batch) -> StoreResult<O
         let workspace = send.scope.workspace_id();
         channels.push((workspace, send.message.channel_id));
         agents.push((workspace, send.message.agent_id));
-        agents.extend(send.recipients.iter().map(|recipient| (workspace, recipient.agent_id)));
+        if !send.is_fanout() {
+            agents.extend(send.recipients.iter().map(|recipient| (workspace, recipient.agent_id)));
+        }
     }
     sort_and_dedup(&mut agents);
     sort_and_dedup(&mut channels);
@@ -193,6 +218,9 @@ pub(crate) async fn open_batch(tx: &mut Session, batch: &Batch) -> StoreResult<O
             Fact::Workspace(workspace) => {
                 facts.workspaces.insert(workspace_id, workspace);
             }
+            Fact::OpenFanout(agent, oldest) => {
+                facts.open_fanouts.insert((workspace_id, agent), oldest);
+            }
         }
     }
     Ok(is_new.then_some(facts))
@@ -211,6 +239,7 @@ mod tests {
             agents: agents.map(|(id, facts)| ((workspace, AgentId::new(id)), facts)).into(),
             channels: [((workspace, send.message.channel_id), send.members_version)].into(),
             workspaces: [(workspace, WorkspaceFacts { ttl_seconds: 60, depth: 10, watched: false })].into(),
+            open_fanouts: HashMap::new(),
         }
     }
 
@@ -256,7 +285,20 @@ mod tests {
             of(Some(3), version),
         ];
         let facts = facts(&current);
-        assert_eq!(facts.find_current(&sends), [true, false, false, false, true, false, false, true]);
+        let open = |facts: &BatchFacts| facts.find_refused(&sends).iter().map(Option::is_none).collect::<Vec<_>>();
+        assert_eq!(open(&facts), [true, false, false, false, true, false, false, true]);
+
+        let mut facts = facts;
+        let author = (current.scope.workspace_id(), current.message.agent_id);
+        facts.open_fanouts.insert(author, current.arrived);
+        assert_eq!(open(&facts), [true, false, false, false, true, false, false, true], "a fan-out that came later");
+        facts.open_fanouts.insert(author, MessageId::new(current.arrived.get() - 1));
+        let refused = facts.find_refused(&sends);
+        assert!(matches!(refused[0], Some(SendOutcome::SenderBusy)), "{refused:?}");
+        assert!(
+            matches!(refused[2], Some(SendOutcome::Stale)),
+            "a send of the same sequence waits for it: {refused:?}"
+        );
     }
 
     #[test]

@@ -21,11 +21,12 @@ use crate::{
     messages::{
         batch::{
             Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome, WRITE_TIMEOUT, WrittenDelivery,
-            message_events,
+            fanout_events, message_events,
         },
         commit_facts::{BatchFacts, open_batch},
         commit_write::write_rows,
         days::day_of,
+        fanouts::{open_fanout, read_full},
     },
     statement_timeout::StatementTimeout as _,
 };
@@ -99,6 +100,10 @@ async fn read_back(tx: &mut Session, batch: &Batch) -> StoreResult<Vec<SendOutco
             outcomes.push(SendOutcome::Stale);
             continue;
         }
+        if send.is_fanout() {
+            outcomes.push(SendOutcome::FanoutOpened { full: read_full(tx, send).await? });
+            continue;
+        }
         let rows: Vec<(AgentId, Seq, NodeId, Option<ProviderName>, DateTime<Utc>)> = sqlx::query_as(DELIVERIES)
             .bind(workspace)
             .bind(send.message.id)
@@ -121,13 +126,17 @@ async fn read_back(tx: &mut Session, batch: &Batch) -> StoreResult<Vec<SendOutco
 /// Executes everything before the COMMIT. `None`: this batch was committed before.
 async fn write_batch(tx: &mut Session, batch: &Batch) -> StoreResult<Option<BatchOutcome>> {
     let Some(facts) = open_batch(tx, batch).await? else { return Ok(None) };
-    let mut outcomes: Vec<Option<SendOutcome>> =
-        facts.find_current(&batch.sends).into_iter().map(|holds| (!holds).then_some(SendOutcome::Stale)).collect();
+    let mut outcomes = facts.find_refused(&batch.sends);
     claim_keys(tx, &batch.sends, &mut outcomes).await?;
     let open: Vec<usize> = (0..outcomes.len()).filter(|i| outcomes[*i].is_none()).collect();
     let written = write_rows(tx, &batch.sends, &open, &facts).await?;
     for (index, rows) in open.into_iter().zip(written) {
-        outcomes[index] = Some(SendOutcome::Committed(rows));
+        let send = &batch.sends[index];
+        outcomes[index] = Some(if send.is_fanout() {
+            SendOutcome::FanoutOpened { full: open_fanout(tx, batch, send, &facts).await? }
+        } else {
+            SendOutcome::Committed(rows)
+        });
     }
     let sends: Vec<SendOutcome> = outcomes.into_iter().map(|outcome| outcome.unwrap_or(SendOutcome::Stale)).collect();
     let events = record_events(tx, &batch.sends, &sends, &facts).await?;
@@ -145,9 +154,15 @@ async fn record_events(
     let mut made: Vec<(WorkspaceScope, Event)> = Vec::new();
     let mut at = DateTime::UNIX_EPOCH;
     for (send, outcome) in sends.iter().zip(outcomes) {
-        let SendOutcome::Committed(rows) = outcome else { continue };
+        let watched = facts.is_watched(send.scope);
+        let events = match outcome {
+            SendOutcome::Committed(rows) => message_events(send, rows, watched),
+            SendOutcome::FanoutOpened { full } => fanout_events(send, full, watched),
+            SendOutcome::Replayed { .. } | SendOutcome::KeyReused | SendOutcome::Stale | SendOutcome::SenderBusy => {
+                continue;
+            }
+        };
         at = at.max(send.message.created_at);
-        let events = message_events(send, rows, facts.is_watched(send.scope));
         made.extend(events.into_iter().map(|event| (send.scope, event)));
     }
     events::append_mixed(tx, at, made).await

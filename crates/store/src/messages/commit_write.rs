@@ -1,7 +1,7 @@
 //! The part of a commit that writes a batch's messages and deliveries, and its columns. Used by
 //! [`crate::messages::commit_at_once`] and [`crate::messages::commit_in_steps`].
 
-use chrono::{DateTime, Duration, NaiveDate, Utc};
+use chrono::{DateTime, NaiveDate, Utc};
 use relay_domain::{
     AgentId, ChannelId, FileId, JsonText, MessageId, WorkspaceId,
     mailboxes::{
@@ -21,15 +21,14 @@ use crate::{
     },
 };
 
-/// CTEs that write the rows of `want` and of the messages `stored_rows` and attachments `attached_rows`, which the caller
-/// defines. The result is `fitted`.
+/// CTEs that write the deliveries of `want`, which the caller defines. The result is `fitted`.
 ///
 /// Heads are locked in (workspace, agent) order, each mailbox's rows are ranked under that lock, and the first
 /// that fit under the depth cap get the next seqs. The depth of a mailbox is the distance from its settled
 /// floor to its head, less the settlements in between, which are counted only when the mailbox looks full.
 /// `MATERIALIZED` keeps the planner from evaluating the locking part more than once or in another order. It locks while
 /// it joins: the planner expects few rows of a CTE, and would join two of them by comparing every row with every other.
-macro_rules! written_rows {
+macro_rules! written_deliveries {
     () => {
         const_format::concatcp!(
             "locked AS MATERIALIZED (
@@ -65,7 +64,19 @@ macro_rules! written_rows {
            mode, reason, created_at, expires_at
       FROM fitted WHERE fits
     RETURNING 1
-), stored AS (
+)"
+        )
+    };
+}
+pub(crate) use written_deliveries;
+
+/// CTEs that write the rows of `want` and of the messages `stored_rows` and attachments `attached_rows`, which the caller
+/// defines.
+macro_rules! written_rows {
+    () => {
+        const_format::concatcp!(
+            $crate::messages::commit_write::written_deliveries!(),
+            ", stored AS (
     INSERT INTO messages (workspace_id, message_id, created_on, channel_id, agent_id, agent_name,
                           agent_type, thread_id, text, blocks, metadata, attachments, mentions, mode,
                           content_type, created_at, traceparent)
@@ -129,7 +140,14 @@ struct DeliveryColumns<'a> {
 }
 
 impl<'a> DeliveryColumns<'a> {
-    fn push(&mut self, send: &NewSend, recipient: &NewRecipient, agent: &'a AgentFacts, ttl: Duration, depth: i32) {
+    fn push(
+        &mut self,
+        send: &NewSend,
+        recipient: &NewRecipient,
+        agent: &'a AgentFacts,
+        expires_at: DateTime<Utc>,
+        depth: i32,
+    ) {
         let message = &send.message;
         self.workspace.push(send.scope.workspace_id());
         self.agent.push(recipient.agent_id);
@@ -140,7 +158,7 @@ impl<'a> DeliveryColumns<'a> {
         self.mode.push(recipient.mode);
         self.reason.push(recipient.reason);
         self.created_at.push(message.created_at);
-        self.expires_at.push(message.created_at + ttl);
+        self.expires_at.push(expires_at);
         self.depth.push(depth);
     }
 }
@@ -258,13 +276,16 @@ impl<'a> BatchColumns<'a> {
             let send = &sends[*index];
             // Only current sends are open, whose workspace was read.
             let Some((ttl_seconds, depth)) = facts.workspace(send.scope) else { continue };
-            let ttl = send.ttl_ms.map_or_else(|| Duration::seconds(ttl_seconds.into()), Duration::milliseconds);
             columns.messages.push(send);
             columns.attachments.push(send);
+            if send.is_fanout() {
+                continue;
+            }
+            let expires_at = send.expires_at(ttl_seconds);
             for (position, recipient) in send.recipients.iter().enumerate() {
                 let Some(agent) = facts.agent(send.scope, recipient.agent_id) else { continue };
                 columns.places.push((nth, position, agent));
-                columns.deliveries.push(send, recipient, agent, ttl, depth);
+                columns.deliveries.push(send, recipient, agent, expires_at, depth);
             }
         }
         columns

@@ -9,6 +9,8 @@ pub(crate) mod commit_write;
 pub(crate) mod contents;
 pub(crate) mod days;
 pub(crate) mod edits;
+pub mod fanout_chunks;
+pub mod fanouts;
 pub mod outbox;
 pub(crate) mod queries;
 pub(crate) mod reactions;

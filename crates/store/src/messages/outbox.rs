@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use relay_domain::{BatchId, GatewayId, MessageId, WorkspaceId, WorkspaceScope};
+use relay_domain::{AgentId, BatchId, GatewayId, MessageId, WorkspaceId, WorkspaceScope};
 use sqlx::{FromRow, Row, postgres::PgRow, types::Json};
 
 use crate::{Store, StoreError, StoreResult, decode::decode_rows, statement_timeout::StatementTimeout as _};
@@ -16,6 +16,8 @@ pub struct UnpublishedBatch {
     pub gateway_id: GatewayId,
     /// The messages whose deliveries are to be published.
     pub sources: Vec<(WorkspaceScope, MessageId)>,
+    /// First and last of the agents whose deliveries are meant, if it is a chunk of a fan-out.
+    pub agents: Option<(AgentId, AgentId)>,
     /// W3C trace context of the batch.
     pub traceparent: Option<String>,
 }
@@ -30,6 +32,7 @@ impl FromRow<'_, PgRow> for UnpublishedBatch {
             batch_id: row.try_get("batch_id")?,
             gateway_id: row.try_get("gateway_id")?,
             sources: sources.into_iter().map(scoped).collect(),
+            agents: Option::zip(row.try_get("first_agent")?, row.try_get("last_agent")?),
             traceparent: row.try_get("traceparent")?,
         })
     }
@@ -57,7 +60,7 @@ UPDATE outbox o SET claimed_until = relay_now() + make_interval(secs => $3)
          ORDER BY created_at LIMIT $2
            FOR UPDATE SKIP LOCKED) AS due
  WHERE o.batch_id = due.batch_id
-RETURNING o.batch_id, o.gateway_id, o.sources, o.traceparent";
+RETURNING o.batch_id, o.gateway_id, o.sources, o.first_agent, o.last_agent, o.traceparent";
 
 // Bounded, because the lag is measured often and an outage may leave millions of rows.
 const LAG: &str = "

@@ -237,7 +237,12 @@ impl Store {
         }
         progress.after = workspaces.last().map(|last| last.get()).filter(|_| workspaces.len() as i64 == page);
         if progress.after.is_none() {
-            let is_final = minute_of(now - VISIBLE_WITHIN).min(progress.until);
+            // The deliveries of an open fan-out count in the minute of its message.
+            let open: Option<DateTime<Utc>> = sqlx::query_scalar("SELECT min(created_at) FROM fanouts")
+                .fetch_one(&mut *tx)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
+            let is_final = minute_of(open.unwrap_or(now).min(now - VISIBLE_WITHIN)).min(progress.until);
             progress.from = progress.from.max(is_final);
         }
         save_state(&mut tx, USAGE, &progress).await?;

@@ -8,6 +8,7 @@ mod fixture;
 
 mod acks;
 mod commits;
+mod fanouts;
 mod nodes;
 mod numbering;
 mod placing;

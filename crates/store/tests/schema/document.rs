@@ -76,6 +76,7 @@ const NOUNS: [Noun; 16] = [
             ("message_reactions", "Reactions to messages."),
             ("session_messages", "Messages by the session that their author was bound with."),
             ("message_reads", "Explicit read receipts."),
+            ("fanouts", "Messages with many recipients whose deliveries are being written, in chunks."),
             ("outbox", "Committed batches that are still to be published to NATS."),
             ("webhooks", "Inbound webhooks: tokens with which messages are posted from outside."),
         ],
@@ -164,7 +165,7 @@ const NOUNS: [Noun; 16] = [
 
 /// References between tables: child, column, parent. The schema has no foreign keys, because tables are partitioned
 /// and rows of a deleted workspace go in the background.
-const REFERENCES: [(&str, &str, &str); 23] = [
+const REFERENCES: [(&str, &str, &str); 24] = [
     ("agents", "workspace_id", "workspaces"),
     ("agents", "node_id", "nodes"),
     ("providers", "node_id", "nodes"),
@@ -188,6 +189,7 @@ const REFERENCES: [(&str, &str, &str); 23] = [
     ("file_attachments", "file_id", "files"),
     ("file_attachments", "message_id", "messages"),
     ("session_messages", "message_id", "messages"),
+    ("fanouts", "message_id", "messages"),
 ];
 
 const COLUMNS: &str = "

@@ -7,7 +7,10 @@
 use std::{collections::HashMap, sync::Arc};
 
 use futures::{StreamExt as _, stream};
-use relay_domain::access::rights::{Operation, PostingNode, Refusal};
+use relay_domain::{
+    MessageId,
+    access::rights::{Operation, PostingNode, Refusal},
+};
 use relay_store::{channels::audience::Audience, messages::batch::NewSend};
 
 use super::{AudienceSource, Draft, PostRequest, PostedMessage, QueuedReply, Sender, Target, check_draft, resolutions};
@@ -188,7 +191,9 @@ impl Messages {
         };
         check_draft(&draft)?;
         self.core.authorize(&sender, Operation::Send).await?;
-        Ok(Prepared::Open(sender, PostRequest { target, draft, key, events: Vec::new() }))
+        // Behind every fan-out of the author, since an earlier post of the batch may be one.
+        let arrived = MessageId::new(i64::MAX);
+        Ok(Prepared::Open(sender, PostRequest { target, draft, key, events: Vec::new(), arrived }))
     }
 
     /// Resolves posts and commits them in their order.
@@ -243,7 +248,7 @@ impl Messages {
         for (post, audience, reply) in round.queued.drain(..) {
             let OpenPost { index, sender, request } = &post;
             let outcome = match reply.await.map_err(|_| EngineError::OutcomeUnknown).flatten() {
-                Ok(reply) => self.read_reply(sender, &audience, reply).await,
+                Ok(reply) => self.read_reply(sender, request, &audience, reply).await,
                 Err(error) => Err(error),
             };
             match outcome {
