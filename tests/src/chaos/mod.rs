@@ -5,6 +5,7 @@
 
 pub mod bulk;
 pub mod database;
+pub mod fanouts;
 pub mod ledger;
 pub mod load;
 pub mod node;

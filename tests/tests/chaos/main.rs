@@ -4,6 +4,7 @@
 
 mod delivery;
 mod failover;
+mod fanouts;
 mod nats_cluster;
 mod outages;
 mod patroni;
