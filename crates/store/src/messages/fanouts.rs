@@ -11,6 +11,7 @@ use relay_domain::{
 
 use crate::{
     Store, StoreError, StoreResult,
+    connections::Session,
     mailboxes::settled_floors::count_settled_above,
     messages::{
         batch::{Batch, NewSend},
