@@ -2,11 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context as _, Result};
-
-use super::find;
 use crate::os;
 
 /// Returns the user and group that Postgres must run as, because its programs refuse to start as root. `None` when this
@@ -47,16 +44,6 @@ pub(crate) fn can_traverse(account: Option<(u32, u32)>, dir: &Path) -> bool {
         };
         mode & needed != 0
     })
-}
-
-/// Returns a program on PATH that Postgres' user can run. One that is installed below root's home it cannot.
-pub(super) fn reachable_program(name: &str) -> Result<PathBuf> {
-    let account = postgres_account();
-    let on_path = find::path_dirs().into_iter().map(|dir| dir.join(name));
-    on_path
-        .filter_map(|path| path.canonicalize().ok())
-        .find(|path| can_traverse(account, path))
-        .with_context(|| format!("found no {name} that Postgres' user can run"))
 }
 
 #[cfg(test)]

@@ -5,7 +5,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::wheel::{self, Wheel};
+use super::{
+    account,
+    wheel::{self, Wheel},
+};
 
 /// Minimum Postgres major version of the engine.
 pub(crate) const OLDEST_POSTGRES: u32 = 15;
@@ -56,7 +59,17 @@ pub(super) fn on_path(program: &str) -> Option<PathBuf> {
     path_dirs().into_iter().map(|dir| dir.join(program)).find(|path| path.is_file())
 }
 
-pub(super) fn path_dirs() -> Vec<PathBuf> {
+/// Returns a program on PATH that Postgres' user can run. One that is installed below root's home it cannot.
+pub(super) fn reachable_program(name: &str) -> Result<PathBuf> {
+    let account = account::postgres_account();
+    let on_path = path_dirs().into_iter().map(|dir| dir.join(name));
+    on_path
+        .filter_map(|path| path.canonicalize().ok())
+        .find(|path| account::can_traverse(account, path))
+        .with_context(|| format!("found no {name} that Postgres' user can run"))
+}
+
+fn path_dirs() -> Vec<PathBuf> {
     std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default()
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::postgres_template::SUPERUSER;
-use super::{account, psql, wheel};
+use super::{find, psql, wheel};
 use crate::{http, wait};
 use etcd::Etcd;
 use member::Member;
@@ -60,7 +60,7 @@ impl PatroniCluster {
         // Not in a folder of the caller, which Postgres' user may be unable to reach.
         let dir = tempfile::Builder::new().prefix("relay-patroni-").tempdir_in("/var/tmp")?;
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711))?;
-        let python = account::reachable_program("python3")?;
+        let python = find::reachable_program("python3")?;
         let packages = wheel::python_packages("patroni", &python, include_str!("requirements.txt"))?;
         let installation = Installation { python, packages, password: uuid::Uuid::new_v4().simple().to_string() };
         let etcd = Etcd::start(dir.path()).await?;
