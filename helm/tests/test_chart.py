@@ -113,6 +113,7 @@ def test_without_servers_it_is_refused():
     [
         ({"gateway": {"terminationGracePeriodSeconds": 20}}, "preStopSeconds + 30"),
         ({"files": {"s3": {"bucket": "b"}, "existingClaim": "c"}}, "not in both"),
+        ({"database": {"existingSecretDirectKey": "D"}}, "needs database.existingSecret"),
         ({"files": {"s3": {"bucket": "b", "accessKeyId": "a"}}}, "secretAccessKey go together"),
         ({"secrets": {"existingSecret": "mine"}, "push": {"proxyAuth": "let-me-out"}}, "RELAY_PUSH_PROXY_AUTH"),
         (
@@ -135,6 +136,19 @@ def test_without_servers_it_is_refused():
 )
 def test_what_cannot_work_is_refused(change, complaint):
     assert complaint in refusal(merged(MINIMAL, change))
+
+
+def test_behind_a_pooler_every_program_has_the_way_past_it():
+    values = {**MINIMAL, "database": {"existingSecret": "db", "existingSecretDirectKey": "DIRECT", "directPort": 5433}}
+    made = objects(render(merged(values, {"networkPolicy": {"enabled": True}})))
+    pods = [o["spec"]["template"]["spec"] for o in made if o["kind"] in ("Deployment", "Job")]
+    assert len(pods) == 3
+    for container in (c for pod in pods for c in pod["containers"] + pod.get("initContainers", [])):
+        env = {variable["name"]: variable for variable in container["env"]}
+        assert env["DATABASE_DIRECT_URL"]["valueFrom"]["secretKeyRef"] == {"name": "db", "key": "DIRECT"}
+        assert env["RELAY_DATABASE_POOLER"]["value"] == "transaction"
+    policies = [o for o in made if o["kind"] == "NetworkPolicy"]
+    assert sum(5433 in [p["port"] for e in o["spec"].get("egress", []) for p in e.get("ports", [])] for o in policies) == 3
 
 
 @every_set
@@ -258,8 +272,10 @@ def settings():
 
 def test_every_setting_of_the_engine_can_be_given_by_a_value():
     made = objects(render(merged(MINIMAL, EVERYTHING)))
+    pooled = {**MINIMAL, "database": {"existingSecret": "db", "existingSecretDirectKey": "DIRECT"}}
     given = {name for o in made if o["kind"] in ("ConfigMap", "Secret") for name in o.get("data", o.get("stringData", {}))}
-    pods = [o["spec"]["template"]["spec"] for o in made if o["kind"] == "Deployment"]
+    deployments = (o for o in made + objects(render(pooled)) if o["kind"] == "Deployment")
+    pods = [o["spec"]["template"]["spec"] for o in deployments]
     given |= {variable["name"] for pod in pods for container in pod["containers"] for variable in container["env"]}
     wanted = settings()
     assert len(wanted) > 30

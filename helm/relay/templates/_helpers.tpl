@@ -108,6 +108,9 @@ init
 {{- if lt (int $v.gateway.terminationGracePeriodSeconds) (add (int $v.gateway.preStopSeconds) 30 | int) -}}
 {{- fail "gateway.terminationGracePeriodSeconds must be at least gateway.preStopSeconds + 30, or drains are cut short" -}}
 {{- end -}}
+{{- if and $v.database.existingSecretDirectKey (not $v.database.existingSecret) -}}
+{{- fail "database.existingSecretDirectKey needs database.existingSecret" -}}
+{{- end -}}
 {{- if and $v.files.s3.bucket $v.files.existingClaim -}}
 {{- fail "files are kept in files.s3.bucket or in files.existingClaim, not in both" -}}
 {{- end -}}
@@ -157,6 +160,20 @@ seccompProfile:
       name: {{ include "relay.fullname" . }}
       key: DATABASE_URL
       {{- end }}
+{{- include "relay.env.pooler" . }}
+{{- end -}}
+
+{{- /* Nothing, unless DATABASE_URL leads to a pooler. */ -}}
+{{- define "relay.env.pooler" -}}
+{{- with .Values.database.existingSecretDirectKey }}
+- name: DATABASE_DIRECT_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ $.Values.database.existingSecret }}
+      key: {{ . }}
+- name: RELAY_DATABASE_POOLER
+  value: transaction
+{{- end }}
 {{- end -}}
 
 {{- define "relay.env" -}}
