@@ -60,7 +60,7 @@ fn plan(size: &Size) -> HashMap<usize, Crash> {
     (0..size.crashes).map(|turn| (turn * share + random(share), CRASHES[(first + turn) % CRASHES.len()])).collect()
 }
 
-/// What was settled when the broker was killed: no later process gets it again.
+/// Messages settled when the broker was killed: no later process gets them again.
 struct Settled {
     floors: HashMap<String, i64>,
     /// Processes that had typed messages by then.

@@ -1,4 +1,4 @@
-//! Beginning of transactions: what is sent with BEGIN.
+//! Beginning of transactions: the settings and checks that are sent with BEGIN.
 
 use std::{sync::Arc, time::Duration};
 

@@ -148,7 +148,7 @@ impl FromRow<'_, PgRow> for ChunkRow {
     }
 }
 
-/// What a statement has written.
+/// Rows that the statement of a chunk has written.
 struct ChunkRows {
     deliveries: Vec<(NewRecipient, WrittenDelivery)>,
     watched: bool,

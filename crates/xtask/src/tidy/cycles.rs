@@ -103,7 +103,7 @@ fn resolve(module: &str, path: &str, known: &BTreeSet<&str>) -> Option<String> {
     (1..=place.len()).rev().map(|length| place[..length].join("::")).find(|start| known.contains(start.as_str()))
 }
 
-/// Whether one of the modules contains the other.
+/// Returns whether one of the modules contains the other.
 fn are_related(a: &str, b: &str) -> bool {
     let within = |outer: &str, inner: &str| outer.is_empty() || inner.starts_with(&format!("{outer}::"));
     within(a, b) || within(b, a)

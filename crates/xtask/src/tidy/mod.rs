@@ -83,7 +83,7 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
-    /// Whether the whole file is a module of unit tests.
+    /// The whole file is a module of unit tests.
     fn is_test_module(&self) -> bool {
         self.path.ends_with("tests.rs") || self.path.contains("_tests/")
     }

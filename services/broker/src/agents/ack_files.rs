@@ -84,7 +84,7 @@ impl AckFolder {
         }
     }
 
-    /// Removes files that were not accepted in time. What cannot be an ack file belongs to somebody else and stays.
+    /// Removes files that were not accepted in time. A file that cannot be an ack file is foreign and stays.
     /// Blocks.
     pub(super) fn sweep(&self) {
         let _access = self.access();

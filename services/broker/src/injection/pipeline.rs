@@ -84,7 +84,7 @@ pub(crate) struct ScreenFacts {
     pub(crate) has_suggestion: bool,
 }
 
-/// What a process leaves to the next one.
+/// Messages and settings that a process leaves to the next one.
 #[derive(Debug)]
 pub(crate) struct Unfinished {
     /// Messages that were typed, in their order. They come before those that wait.

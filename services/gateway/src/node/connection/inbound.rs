@@ -28,7 +28,7 @@ const CONTROL_HEADER_BYTES: usize = 6;
 pub(super) const TOO_LARGE: Close = (1009, "frame too large");
 const TOO_SLOW: Close = (1013, "frame took too long");
 
-/// What has arrived on a socket.
+/// Arrival on a socket.
 pub(super) enum Received {
     /// Message, with the memory that it takes until it was handled, unless it is small.
     Message(Message, Option<ByteLease>),
