@@ -42,7 +42,11 @@ async fn inputs_for_a_node_that_reads_nothing_take_a_bounded_part_of_a_gateway()
     let (silent, attacker) = builder(&attacker).await?;
     silent.set_reading(false);
     let (mut node, other) = builder(&other).await?;
+    let heartbeat = json!({ "v": 1, "type": "node.heartbeat", "load": 0.5, "active_agents": 1, "handlers_live": true });
     for _ in 0..WAITING - 1 {
+        // A node that is silent for too long would be disconnected.
+        silent.send_json(&heartbeat).await?;
+        node.send_json(&heartbeat).await?;
         invoke(&attacker, 700_000).await?;
     }
 
