@@ -34,6 +34,11 @@ impl KnownDatabase {
     pub fn continues_as(&self, other: &Self) -> bool {
         self.identity == other.identity && self.epoch == other.epoch
     }
+
+    /// Returns whether this is an older state of the other, put back and not recovered since.
+    fn is_older_than(&self, other: &Self) -> bool {
+        self.epoch == other.epoch && self.confirmations < other.confirmations
+    }
 }
 
 /// Shared by all pools of one process.
@@ -81,30 +86,31 @@ impl EpochFence {
     /// Waits until the database of a new connection is the known one. The caller's wait for a connection is bounded, so
     /// it fails as if Postgres were unavailable, unless the process has recovered meanwhile.
     async fn admit(&self, connection: &mut PgConnection) -> sqlx::Result<()> {
-        if self.known.borrow().is_none() {
-            return Ok(());
-        }
+        // Before the database is read: this process may confirm it meanwhile.
+        let Some(seen) = self.seen() else { return Ok(()) };
         let (identity, epoch, confirmations): (String, i64, i64) =
             sqlx::query_as("SELECT relay_database_identity(), epoch, confirmations FROM recovery_state")
                 .fetch_one(connection)
                 .await?;
-        let mut is_older = false;
+        let found = KnownDatabase { identity, epoch, confirmations };
+        let is_older = found.is_older_than(&seen);
         self.close_if(|known| {
             known.is_some_and(|known| {
-                is_older = self.is_older(known, epoch, confirmations);
-                is_older || epoch > known.epoch || identity != known.identity
+                is_older && known.epoch == found.epoch || found.epoch > known.epoch || found.identity != known.identity
             })
         });
-        let admits = |known: &KnownDatabase| known.identity == identity && !(is_older && known.epoch == epoch);
+        let admits =
+            |known: &KnownDatabase| known.identity == found.identity && !(is_older && known.epoch == found.epoch);
         let mut known = self.known.subscribe();
         // Fails only when the process ends.
         let _ = known.wait_for(|known| known.as_ref().is_none_or(admits)).await;
         Ok(())
     }
 
-    /// Returns whether the known database was put back to an older state, and not recovered since.
-    fn is_older(&self, known: &KnownDatabase, epoch: i64, confirmations: i64) -> bool {
-        known.epoch == epoch && confirmations < self.confirmations()
+    /// Returns the database that this process serves, as it was last confirmed.
+    fn seen(&self) -> Option<KnownDatabase> {
+        let known = self.known.borrow();
+        known.as_ref().map(|known| KnownDatabase { confirmations: self.confirmations(), ..known.clone() })
     }
 
     pub(crate) fn confirmations(&self) -> i64 {
@@ -166,8 +172,7 @@ impl Store {
     /// Returns whether the known database was put back to an older state, and not recovered since.
     #[must_use]
     pub fn is_older_state(&self, database: &DatabaseState) -> bool {
-        let known = self.fence.known.borrow();
-        known.as_ref().is_some_and(|known| self.fence.is_older(known, database.epoch, database.confirmations))
+        self.fence.seen().is_some_and(|seen| database.known().is_older_than(&seen))
     }
 
     /// Returns whether this process has confirmed a database.

@@ -82,6 +82,22 @@ async fn a_connection_to_another_database_waits_until_the_process_has_recovered(
     asked.await.unwrap().unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_confirmation_while_connections_open_shows_no_older_state() {
+    let (db, _) = opened().await;
+    db.store.adopt_database(None).await.unwrap();
+    for _ in 0..30 {
+        let opening = [(); 4].map(|()| {
+            let connection = db.store.with_dedicated_connection();
+            tokio::spawn(async move { connection.ping().await })
+        });
+        while opening.iter().any(|one| !one.is_finished()) {
+            assert!(db.store.confirm_database(None).await.unwrap());
+            assert!(db.store.served_epoch().is_some(), "a connection read the count before this confirmation");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_finding_from_before_the_recovery_does_not_close_what_was_opened_after_it() {
     let (db, known) = opened().await;
