@@ -16,9 +16,14 @@ const MEMORY_LIMIT_MB: u64 = 400;
 struct Size {
     flooding: usize,
     lasts: Duration,
-    /// Half of the limits that hold on a quiet machine are left to others that use it.
-    api_p99: Duration,
-    typed_p99: Duration,
+    /// Limits on a quiet machine; none on one that runs other tests too.
+    p99: Option<Limits>,
+}
+
+/// Limits of the 99th percentile.
+struct Limits {
+    api: Duration,
+    typed: Duration,
 }
 
 fn size() -> Size {
@@ -26,16 +31,10 @@ fn size() -> Size {
         Size {
             flooding: 50,
             lasts: Duration::from_secs(600),
-            api_p99: Duration::from_millis(200),
-            typed_p99: Duration::from_millis(500),
+            p99: Some(Limits { api: Duration::from_millis(200), typed: Duration::from_millis(500) }),
         }
     } else {
-        Size {
-            flooding: 6,
-            lasts: Duration::from_secs(8),
-            api_p99: Duration::from_secs(2),
-            typed_p99: Duration::from_secs(5),
-        }
+        Size { flooding: 6, lasts: Duration::from_secs(8), p99: None }
     }
 }
 
@@ -80,13 +79,12 @@ async fn floods_cost_readers_calls_and_calm_agents_nothing() -> Result<()> {
     }
     assert_eq!(calm.bodies(), numbered(1, count));
     let output = readers[0].output_bytes();
+    let (api, typed) = (p99(&mut api), p99(&mut typed));
     println!(
-        "{} flooding agents for {:?}: output {} MB, memory {memory} MB, API p99 {:?}, REST to typed p99 {:?}",
+        "{} flooding agents for {:?}: output {} MB, memory {memory} MB, API p99 {api:?}, REST to typed p99 {typed:?}",
         size.flooding,
         size.lasts,
         output >> 20,
-        p99(&mut api),
-        p99(&mut typed),
     );
     for reader in &readers {
         reader.check_complete().context("a reader that keeps up")?;
@@ -98,7 +96,9 @@ async fn floods_cost_readers_calls_and_calm_agents_nothing() -> Result<()> {
     }
     drop(stuck);
     assert!(output > 0 && memory < MEMORY_LIMIT_MB, "{output} bytes, {memory} MB");
-    assert!(p99(&mut api) < size.api_p99 && p99(&mut typed) < size.typed_p99);
+    if let Some(limits) = size.p99 {
+        assert!(api < limits.api && typed < limits.typed);
+    }
     Ok(())
 }
 
