@@ -9,7 +9,7 @@
 //! written in chunks ([`fanouts`](super::fanouts)) before the lane goes on.
 //!
 //! The requests of a [`Sequence`] are committed in their order. After one that was not committed for a reason that may
-//! pass, the later ones are answered [`CommitReply::Stale`], and their caller submits all of them again.
+//! pass, the later ones are answered [`CommitReply::Preceded`], and their caller submits all of them again.
 
 #[cfg(test)]
 mod tests;
@@ -112,6 +112,8 @@ pub(crate) enum CommitReply {
     KeyReused,
     /// The audience or the sender has changed: resolve again.
     Stale,
+    /// An earlier request of the same sequence was not committed: submit this one again behind it.
+    Preceded,
     /// An earlier fan-out of the author is open: wait for it.
     SenderBusy,
 }
@@ -177,7 +179,7 @@ pub(crate) async fn run(engine: Weak<Inner>, mut lane: CommitLane) {
 fn refuse_after_break(pending: Vec<PendingSend>) -> Vec<PendingSend> {
     let (refused, kept): (Vec<_>, Vec<_>) = pending.into_iter().partition(PendingSend::follows_a_break);
     for one in refused {
-        let _ = one.reply.send(Ok(CommitReply::Stale));
+        let _ = one.reply.send(Ok(CommitReply::Preceded));
     }
     kept
 }
@@ -384,7 +386,7 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
     let mut committed = Committed { batch: batch.id, sends: Vec::with_capacity(pending.len()) };
     let mut opened = Vec::new();
     for ((folded, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
-        if matches!(outcome, SendOutcome::Stale | SendOutcome::SenderBusy) {
+        if matches!(outcome, SendOutcome::Stale | SendOutcome::Preceded | SendOutcome::SenderBusy) {
             break_sequences(std::slice::from_ref(&folded));
         }
         let FoldedSend { first, repeats } = folded;
@@ -410,6 +412,7 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
             SendOutcome::Replayed { response } => CommitReply::Replayed { response },
             SendOutcome::KeyReused => CommitReply::KeyReused,
             SendOutcome::Stale => CommitReply::Stale,
+            SendOutcome::Preceded => CommitReply::Preceded,
             SendOutcome::SenderBusy => CommitReply::SenderBusy,
         };
         // A dropped receiver changes nothing: the message is committed.
@@ -441,7 +444,9 @@ fn reply_to_repeats(repeats: Vec<PendingSend>, send: &NewSend, outcome: &SendOut
             }
             SendOutcome::KeyReused if is_same => CommitReply::KeyReused,
             // Nothing is known of this request's own fingerprint, or of its facts: it is resolved and submitted again.
-            SendOutcome::KeyReused | SendOutcome::Stale | SendOutcome::SenderBusy => CommitReply::Stale,
+            SendOutcome::KeyReused | SendOutcome::Stale | SendOutcome::Preceded | SendOutcome::SenderBusy => {
+                CommitReply::Stale
+            }
         };
         let _ = repeat.reply.send(Ok(reply));
     }

@@ -249,6 +249,7 @@ impl Messages {
                 self.audiences.forget(sender.scope, audience.channel_id);
                 return Ok(None);
             }
+            CommitReply::Preceded => return Ok(None),
             CommitReply::SenderBusy => {
                 // The open fan-out may be this very post.
                 if let Some(posted) = self.find_repeated_post(sender, &request.target, request.key.as_ref()).await? {

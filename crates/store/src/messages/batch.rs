@@ -130,6 +130,8 @@ pub enum SendOutcome {
     KeyReused,
     /// The facts that the request was resolved with have changed. Nothing was written; resolve it again.
     Stale,
+    /// An earlier request of the same sequence was not written, and so neither was this one. Submit it again behind that one.
+    Preceded,
     /// An earlier fan-out of the author is open, whose recipients must not get this message first. Nothing was written.
     SenderBusy,
 }

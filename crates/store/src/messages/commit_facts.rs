@@ -58,8 +58,10 @@ impl BatchFacts {
         let mut broken = HashSet::new();
         let refusal = |send: &NewSend| {
             let follows_a_break = send.sequence.is_some_and(|sequence| broken.contains(&sequence));
-            let refused = if follows_a_break || !self.is_current(send) {
+            let refused = if !self.is_current(send) {
                 SendOutcome::Stale
+            } else if follows_a_break {
+                SendOutcome::Preceded
             } else if self.follows_fanout(send) {
                 SendOutcome::SenderBusy
             } else {
@@ -296,7 +298,7 @@ mod tests {
         let refused = facts.find_refused(&sends);
         assert!(matches!(refused[0], Some(SendOutcome::SenderBusy)), "{refused:?}");
         assert!(
-            matches!(refused[2], Some(SendOutcome::Stale)),
+            matches!(refused[5], Some(SendOutcome::Preceded)),
             "a send of the same sequence waits for it: {refused:?}"
         );
     }

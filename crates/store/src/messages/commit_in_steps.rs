@@ -158,9 +158,11 @@ async fn record_events(
         let events = match outcome {
             SendOutcome::Committed(rows) => message_events(send, rows, watched),
             SendOutcome::FanoutOpened { full } => fanout_events(send, full, watched),
-            SendOutcome::Replayed { .. } | SendOutcome::KeyReused | SendOutcome::Stale | SendOutcome::SenderBusy => {
-                continue;
-            }
+            SendOutcome::Replayed { .. }
+            | SendOutcome::KeyReused
+            | SendOutcome::Stale
+            | SendOutcome::Preceded
+            | SendOutcome::SenderBusy => continue,
         };
         at = at.max(send.message.created_at);
         made.extend(events.into_iter().map(|event| (send.scope, event)));

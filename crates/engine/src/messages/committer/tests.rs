@@ -66,7 +66,7 @@ fn nothing_of_a_sequence_is_committed_after_a_break() {
     }]));
     let kept = refuse_after_break(kept);
     assert_eq!(kept.iter().map(id).collect::<Vec<_>>(), [2, 3]);
-    assert!(matches!(answers[3].try_recv(), Ok(Ok(CommitReply::Stale))));
+    assert!(matches!(answers[3].try_recv(), Ok(Ok(CommitReply::Preceded))));
     assert!(answers[1].try_recv().is_err());
 }
 

@@ -1,7 +1,7 @@
 //! Batches of posts, whose sends reach the committer together.
 //!
 //! All posts are resolved before the first is queued, so that they commit in few transactions. The posts of a batch are
-//! committed in their order: those that follow a stale one are submitted again with it, and posts of different lanes of
+//! committed in their order: those that follow a stale one are submitted again behind it, and posts of different lanes of
 //! the committer wait for each other.
 
 use std::{collections::HashMap, sync::Arc};
@@ -13,7 +13,9 @@ use relay_domain::{
 };
 use relay_store::{channels::audience::Audience, messages::batch::NewSend};
 
-use super::{AudienceSource, Draft, PostRequest, PostedMessage, QueuedReply, Sender, Target, check_draft, resolutions};
+use super::{
+    AudienceSource, Draft, MAX_RESOLUTIONS, PostRequest, PostedMessage, QueuedReply, Sender, Target, check_draft,
+};
 use crate::{
     EngineError, EngineResult,
     access::{
@@ -24,7 +26,7 @@ use crate::{
     messages::{
         Messages,
         addresses::AddressedPost,
-        committer::{Sequence, is_wide},
+        committer::{CommitReply, Sequence, is_wide},
         node_posts::name_posting_node,
     },
 };
@@ -73,6 +75,8 @@ struct OpenPost {
     index: usize,
     sender: Sender,
     request: PostRequest,
+    /// The snapshot of its audience that it had before was outdated.
+    is_stale: bool,
 }
 
 /// Post that is open, or the message of an earlier request.
@@ -109,16 +113,16 @@ impl Messages {
         let prepared: Vec<_> = stream::iter(prepared).buffered(CONCURRENT_RESOLUTIONS).collect().await;
         for (index, prepared) in prepared.into_iter().enumerate() {
             match prepared {
-                Ok(Prepared::Open(sender, request)) => open.push(OpenPost { index, sender, request }),
+                Ok(Prepared::Open(sender, request)) => open.push(OpenPost { index, sender, request, is_stale: false }),
                 Ok(Prepared::Sent(sent)) => outcomes[index] = Some(Ok(sent)),
                 Err(error) => outcomes[index] = Some(Err(error)),
             }
         }
-        for source in resolutions() {
+        for _ in 0..MAX_RESOLUTIONS {
             if open.is_empty() {
                 break;
             }
-            let round = self.commit_round(open, source).await;
+            let round = self.commit_round(open).await;
             for (index, outcome) in round.outcomes {
                 outcomes[index] = Some(outcome);
             }
@@ -197,9 +201,9 @@ impl Messages {
     }
 
     /// Resolves posts and commits them in their order.
-    async fn commit_round(&self, open: Vec<OpenPost>, source: AudienceSource) -> Round {
+    async fn commit_round(&self, open: Vec<OpenPost>) -> Round {
         let resolved = open.into_iter().map(|post| async move {
-            let resolved = self.resolve_post(&post, source).await;
+            let resolved = self.resolve_post(&post).await;
             (post, resolved)
         });
         let resolved: Vec<_> = stream::iter(resolved).buffered(CONCURRENT_RESOLUTIONS).collect().await;
@@ -235,8 +239,9 @@ impl Messages {
         round
     }
 
-    async fn resolve_post(&self, post: &OpenPost, source: AudienceSource) -> EngineResult<Resolved> {
-        let OpenPost { sender, request, .. } = post;
+    async fn resolve_post(&self, post: &OpenPost) -> EngineResult<Resolved> {
+        let OpenPost { sender, request, is_stale, .. } = post;
+        let source = if *is_stale { AudienceSource::Storage } else { AudienceSource::Cache };
         let attachments = self.files.attachments(sender.scope, &request.draft.attachments).await?;
         let (audience, thread) = self.resolve_target(sender, &request.target, source).await?;
         let (send, names) = self.build_send(sender, &audience, thread, request, &attachments)?;
@@ -245,10 +250,13 @@ impl Messages {
 
     /// Waits for the replies to the queued sends.
     async fn await_replies(&self, round: &mut Round) {
-        for (post, audience, reply) in round.queued.drain(..) {
-            let OpenPost { index, sender, request } = &post;
+        for (mut post, audience, reply) in round.queued.drain(..) {
+            let OpenPost { index, sender, request, is_stale } = &mut post;
             let outcome = match reply.await.map_err(|_| EngineError::OutcomeUnknown).flatten() {
-                Ok(reply) => self.read_reply(sender, request, &audience, reply).await,
+                Ok(reply) => {
+                    *is_stale = matches!(reply, CommitReply::Stale);
+                    self.read_reply(sender, request, &audience, reply).await
+                }
                 Err(error) => Err(error),
             };
             match outcome {
