@@ -1,9 +1,9 @@
 //! System calls without a safe wrapper in std.
 #![expect(unsafe_code, reason = "kill, setrlimit, and prctl between fork and exec, have no safe wrapper in std")]
 
-use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::{fs, io};
 
 /// Sends `signal` to `pid`.
 pub(crate) fn kill(pid: u32, signal: i32) -> io::Result<()> {
@@ -13,6 +13,31 @@ pub(crate) fn kill(pid: u32, signal: i32) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Kills a process and its children at once: a child that outlived it would notice that and act on it.
+pub(crate) fn kill9_with_children(pid: u32) -> io::Result<()> {
+    // Stopped, it starts no further child.
+    kill(pid, libc::SIGSTOP)?;
+    for child in children_of(pid)? {
+        let _ = kill(child, libc::SIGKILL);
+    }
+    kill(pid, libc::SIGKILL)
+}
+
+fn children_of(parent: u32) -> io::Result<Vec<u32>> {
+    let mut children = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // It may have ended meanwhile.
+        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
+        // The name, in parentheses, may contain anything; state and parent follow it.
+        let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+        if fields.split(' ').nth(1) == Some(parent.to_string().as_str()) {
+            children.push(pid);
+        }
+    }
+    Ok(children)
 }
 
 /// Raises the limit of open files to the maximum for this process and its later children: both hold thousands of

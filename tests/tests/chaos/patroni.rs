@@ -126,7 +126,8 @@ impl Operated {
         senders.send(by_run_size(100, 500)).await?;
         let report = senders.stop().await?;
         self.scene.wait_settled(&self.agents, SOON).await?;
-        let lost = self.scene.judge(&report.sent, Losses::Within(&self.losses)).await?;
+        let judged = self.scene.judge(&report.sent, Losses::Within(&self.losses)).await;
+        let lost = judged.with_context(|| format!("{}{}", self.cluster.logs(60), self.scene.stack.logs(60)))?;
         let wrong: Vec<&String> = lost.iter().filter(|id| self.kept.contains(*id)).collect();
         println!(
             "{} accepted, {} lost, {} repetitions; {} frames repeated",

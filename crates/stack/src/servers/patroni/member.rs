@@ -117,18 +117,21 @@ impl Member {
         self.patroni.log_tail(lines)
     }
 
-    /// Kills the postmaster.
+    /// Kills Postgres.
+    ///
+    /// The postmaster with its backends: one that waits for a standby gives up when the postmaster is gone, and what it has committed is
+    /// visible for a moment although no standby has it.
     pub(super) fn kill9_postgres(&self) -> Result<()> {
         let pid = self.postmaster().context("Postgres does not run")?;
-        os::kill(pid, libc::SIGKILL)?;
+        os::kill9_with_children(pid)?;
         Ok(())
     }
 
-    /// Kills Patroni and the postmaster, as the failure of a host does.
+    /// Kills Patroni and Postgres, as the failure of a host does.
     pub(super) fn kill9(&self) {
         self.patroni.kill9();
         if let Some(pid) = self.postmaster() {
-            let _ = os::kill(pid, libc::SIGKILL);
+            let _ = os::kill9_with_children(pid);
         }
     }
 
