@@ -72,7 +72,13 @@ async fn a_full_disk_refuses_new_agents_and_loses_no_message() -> Result<()> {
     disk.free()?;
     scene.wait_for("worker", &agent, &numbered(1, LAST), i64::from(LAST)).await?;
     let third = json!({ "name": "third", "cli": "cat" });
-    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(third)).await?.status, 200);
+    // 502: the engine took too long to register it.
+    wait::until_ok("an agent on the freed disk", SOON, || async {
+        let spawned = scene.broker.call("POST", "/api/spawn", Some(third.clone())).await?;
+        ensure!(spawned.status == 200, "{} {}", spawned.status, spawned.body);
+        anyhow::Ok(())
+    })
+    .await?;
     scene.broker.kill_and_restart().await?;
     wait::until_ok("the agents that ran", SOON, || async {
         let names = scene.broker.names().await?;
