@@ -6,8 +6,6 @@
 //! The feature `sqlx` lets ids and stored enums be bound to statements and decoded from rows; only `relay-store` turns
 //! it on.
 
-#![warn(missing_docs)]
-
 pub mod access;
 pub mod actions;
 pub mod agents;

@@ -5,8 +5,6 @@
 //! Used by the engine, the dispatcher, the runtime and the services. No other crate of these calls `tokio::spawn`; a
 //! library crate owns a `JoinSet` (`cargo xtask tidy`).
 
-#![warn(missing_docs)]
-
 pub mod batches;
 pub mod byte_budget;
 pub mod metric_names;

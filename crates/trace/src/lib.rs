@@ -1,7 +1,5 @@
 //! W3C trace context as the `traceparent` text in headers, rows and the log, and spans that continue it.
 
-#![warn(missing_docs)]
-
 use http::{HeaderMap, HeaderValue};
 use opentelemetry::{
     Context,

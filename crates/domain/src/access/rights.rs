@@ -142,7 +142,6 @@ impl std::fmt::Debug for Rights {
 pub enum Actor {
     /// Holder of the workspace key, or the engine in the name of the workspace.
     Workspace,
-    /// An agent.
     Agent {
         /// Id of the agent.
         id: AgentId,

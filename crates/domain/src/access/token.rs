@@ -80,7 +80,6 @@ impl TokenKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum ChangeOrigin {
-    /// The workspace key.
     WorkspaceKey,
     /// The agent itself.
     Agent,

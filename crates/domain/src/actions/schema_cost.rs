@@ -33,10 +33,8 @@ pub enum SchemaProblem {
     /// References lead back to themselves.
     #[error("the schema's references lead back to themselves, or are nested too deeply")]
     TooDeep,
-    /// Too many patterns.
     #[error("the schema has more than {MAX_PATTERNS} patterns")]
     TooManyPatterns,
-    /// A pattern is too long.
     #[error("a pattern of the schema has more than {MAX_PATTERN_BYTES} bytes")]
     PatternTooLong,
     /// A pattern compiles to too much.

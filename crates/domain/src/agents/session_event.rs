@@ -10,7 +10,6 @@ pub const MAX_TYPE_BYTES: usize = 64;
 /// Report of an agent's session.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SessionEvent {
-    /// Id of the event.
     pub id: SessionEventId,
     /// Agent whose session it is.
     pub agent_id: AgentId,

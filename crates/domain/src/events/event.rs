@@ -13,9 +13,7 @@ pub struct Event {
     pub kind: Cow<'static, str>,
     /// `None` in a conversation, and for an event without a location.
     pub channel_id: Option<ChannelId>,
-    /// Name of that channel.
     pub channel_name: Option<String>,
-    /// Conversation of the event.
     pub conversation_id: Option<String>,
     /// Author or subject of the event.
     pub agent_id: Option<AgentId>,

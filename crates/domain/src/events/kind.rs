@@ -135,11 +135,9 @@ pub const SUBSCRIBABLE: &[&str] = &[
 /// Facts of an event that decide which observers see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventFacts<'a> {
-    /// Kind of the event.
     pub kind: &'a str,
     /// Channel that the event concerns. For a conversation, its backing channel.
     pub channel_id: Option<ChannelId>,
-    /// Name of that channel.
     pub channel_name: Option<&'a str>,
     /// Conversation that the event concerns. Only observers of direct messages see such events.
     pub conversation_id: Option<&'a str>,

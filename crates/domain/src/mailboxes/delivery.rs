@@ -58,7 +58,6 @@ pub enum Reason {
     Mention = 1,
     /// A message in a one-to-one or group conversation.
     Dm = 2,
-    /// A reply in a thread.
     ThreadReply = 3,
     /// The outcome of an action that the recipient invoked.
     ActionResult = 4,

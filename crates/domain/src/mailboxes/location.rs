@@ -7,7 +7,6 @@ use crate::{ChannelId, events::Event};
 pub struct MessageLocation {
     /// For a conversation, its backing channel.
     pub channel_id: ChannelId,
-    /// Name of the channel.
     pub channel_name: String,
     /// `None` for a channel.
     pub conversation_id: Option<String>,

@@ -17,7 +17,6 @@ const SHARE_WITHOUT_LIMIT: f64 = 1.0 / 32.0;
 /// Snapshot of a node that may take the work.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
-    /// Id of the node.
     pub node_id: NodeId,
     /// Name of its provider that would handle the work.
     pub provider_id: Option<ProviderName>,

@@ -22,7 +22,6 @@ pub struct EndpointHealth {
 pub struct EndpointReport {
     /// Workspace of the node.
     pub scope: WorkspaceScope,
-    /// Node of the endpoint.
     pub node_id: NodeId,
     /// Failures since the last success.
     pub failures: i32,

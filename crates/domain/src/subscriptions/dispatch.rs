@@ -40,7 +40,6 @@ pub struct SubscriptionClaim<'a> {
 pub struct PendingCall {
     /// The same at each attempt.
     pub delivery_id: SubscriptionDeliveryId,
-    /// Kind of the event.
     pub event_kind: String,
     /// Request body.
     pub body: String,

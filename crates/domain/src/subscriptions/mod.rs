@@ -29,7 +29,6 @@ pub const MAX_PER_WORKSPACE: i64 = 1000;
 /// Event subscription without its secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subscription {
-    /// Id of the subscription.
     pub id: SubscriptionId,
     /// Event kinds; `*` includes every subscribable kind.
     pub events: Vec<String>,
@@ -84,9 +83,7 @@ crate::columns::stored_name!(DisabledReason);
 /// Delivery of one event to the URL of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubscriptionDelivery {
-    /// Id of the delivery.
     pub id: SubscriptionDeliveryId,
-    /// Kind of the event.
     pub event_kind: String,
     /// State of the delivery.
     pub status: DeliveryStatus,

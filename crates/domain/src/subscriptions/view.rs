@@ -11,11 +11,9 @@ pub enum EventReach<'a> {
     Conversation(&'a str),
     /// This agent, while it takes part in a conversation.
     ConversationOf(&'a str, AgentId),
-    /// This agent.
     Agent(AgentId),
     /// The caller and the handler of the invocation that it is about.
     Invocation,
-    /// No agent.
     NoAgent,
 }
 

@@ -270,11 +270,8 @@ impl Plans {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlanOverrides {
-    /// Overrides of the free plan.
     pub free: LimitOverrides,
-    /// Overrides of the pro plan.
     pub pro: LimitOverrides,
-    /// Overrides of the enterprise plan.
     pub enterprise: LimitOverrides,
 }
 
