@@ -199,6 +199,7 @@ impl Store {
     /// Returns the lowest schema version that this program can run on.
     #[must_use]
     pub fn required_schema_version() -> i64 {
+        // A program without migrations needs none.
         MIGRATOR.iter().map(|migration| migration.version).max().unwrap_or_default()
     }
 

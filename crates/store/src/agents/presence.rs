@@ -32,7 +32,7 @@ pub struct SilentAgents {
     pub recorded: Vec<RecordedEvents>,
 }
 
-/// Last agent that the scan for silent agents has read.
+/// Last agent that the scan for silent agents has read. Ids are numbers, the form in which it has been stored so far.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct ScanPosition {
     workspace_id: i64,

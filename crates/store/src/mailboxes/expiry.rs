@@ -232,6 +232,7 @@ impl Store {
             .map_err(StoreError::from_sqlx("measuring the expiry loop's lag"))?
             .flatten();
         let until = until.and_then(|text| text.parse::<DateTime<Utc>>().ok()).unwrap_or(now);
+        // A pass that ended after `now` was read has no lag.
         Ok((now - until).to_std().unwrap_or_default())
     }
 

@@ -18,7 +18,7 @@ const REMOVED_AT_ONCE: u64 = 5000;
 const WORKSPACES_AT_ONCE: u64 = 500;
 const SETTLEMENTS: &str = "dropped_settlements";
 
-/// Position of the removal of a partition's settlements.
+/// Position of the removal of a partition's settlements. Ids are numbers, the form in which it has been stored so far.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct SettlementScan {
     partition: String,

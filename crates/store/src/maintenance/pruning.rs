@@ -29,6 +29,7 @@ pub struct CompactionStep {
     pub more: bool,
 }
 
+/// Last settlement that the scan has read. Ids are numbers, the form in which it has been stored so far.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct ScanPosition {
     workspace_id: i64,

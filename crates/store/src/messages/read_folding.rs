@@ -50,13 +50,14 @@ struct PointerState {
     walk: Option<ScanPosition>,
 }
 
+/// Last mailbox of a walk. Ids are numbers, the form in which it has been stored so far.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 struct ScanPosition {
     workspace_id: i64,
     agent_id: i64,
 }
 
-/// Position of the receipt loop in a day's deliveries.
+/// Position of the receipt loop in a day's deliveries. Ids are numbers, the form in which it has been stored so far.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct ReceiptPosition {
     /// All days before this one are folded.

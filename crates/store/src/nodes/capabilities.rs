@@ -21,7 +21,8 @@ struct AdvertisedCapability<'a> {
     tells_caller: bool,
 }
 
-/// Parses the stored list. The first entry of a name wins, and protocol capabilities are left out.
+/// Parses the stored list. The first entry of a name wins, and protocol capabilities are left out. JSON of another
+/// form advertises nothing.
 fn parse_capabilities(capabilities: &Value, default_provider: bool) -> Vec<AdvertisedCapability<'_>> {
     let mut list: Vec<AdvertisedCapability<'_>> = Vec::new();
     for capability in capabilities.as_array().map(Vec::as_slice).unwrap_or_default() {
