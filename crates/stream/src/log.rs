@@ -27,6 +27,8 @@ pub(crate) const REFERENCE: &str = "Relay-Reference";
 /// Sender of a reference. Recovery notifies it if a restored Postgres has lost the message.
 pub(crate) const SENDER: &str = "Relay-Sender";
 const TRACEPARENT: &str = "traceparent";
+/// Recovery epoch in which the delivery was committed.
+const EPOCH: &str = "Relay-Epoch";
 
 /// Committed delivery to publish.
 #[derive(Debug, Clone)]
@@ -47,6 +49,8 @@ pub struct LogFrame {
     pub sender: Option<AgentId>,
     /// W3C trace context of the request.
     pub traceparent: Option<String>,
+    /// Recovery epoch in which the delivery was committed, or read.
+    pub epoch: Option<i64>,
 }
 
 /// Live copy of a delivery.
@@ -62,6 +66,8 @@ pub struct LiveFrame {
     pub body: Option<Bytes>,
     /// W3C trace context of the request.
     pub traceparent: Option<String>,
+    /// Recovery epoch of the delivery; `None` in frames of the version before.
+    pub epoch: Option<i64>,
 }
 
 /// Message of a live tail.
@@ -127,13 +133,19 @@ fn decode_live_frame(headers: &HeaderMap, body: Bytes) -> Option<LiveFrame> {
         delivery_id: text(MESSAGE_ID)?,
         location: text(LOCATION)?,
         traceparent: text(TRACEPARENT),
+        epoch: headers.get(EPOCH).map(|value| value.as_str().parse()).transpose().ok()?,
         body: headers.get(REFERENCE).is_none().then_some(body),
     })
 }
 
+/// Headers of a frame that its code covers. The version before knows no epoch, so the code of a frame without one does not
+/// cover its field.
+const FRAME_FIELDS: &[&str] = &[MESSAGE_ID, SEQ, LOCATION, REFERENCE, SENDER, TRACEPARENT, EPOCH];
+
 /// Returns the headers of a frame that its code covers.
-pub(crate) const fn frame_fields(headers: &HeaderMap) -> HeaderFields<'_> {
-    HeaderFields { headers, names: &[MESSAGE_ID, SEQ, LOCATION, REFERENCE, SENDER, TRACEPARENT] }
+pub(crate) fn frame_fields(headers: &HeaderMap) -> HeaderFields<'_> {
+    let count = FRAME_FIELDS.len() - usize::from(headers.get(EPOCH).is_none());
+    HeaderFields { headers, names: &FRAME_FIELDS[..count] }
 }
 
 impl Stream {
@@ -150,6 +162,9 @@ impl Stream {
             headers.insert(LOCATION, frame.location.as_str());
             if let Some(traceparent) = &frame.traceparent {
                 headers.insert(TRACEPARENT, traceparent.as_str());
+            }
+            if let Some(epoch) = frame.epoch {
+                headers.insert(EPOCH, epoch.to_string());
             }
             let body = frame.body.clone().unwrap_or_else(|| {
                 headers.insert(REFERENCE, "postgres");
@@ -209,7 +224,7 @@ mod tests {
             keys.verify_headers(MessageKind::Delivery, subject, frame_fields(headers), body)
         };
         assert!(is_believed(&signed, SUBJECT, b"body"));
-        for name in frame_fields(&signed).names {
+        for name in FRAME_FIELDS {
             let mut changed = signed.clone();
             changed.insert(*name, "other");
             assert!(!is_believed(&changed, SUBJECT, b"body"), "{name}");
@@ -217,6 +232,15 @@ mod tests {
         assert!(!is_believed(&signed, "d.1.7.8", b"body"), "another agent's");
         assert!(!is_believed(&signed, SUBJECT, b"other"));
         assert!(!is_believed(&frame(), SUBJECT, b"body"), "without a code");
+        let mut of_epoch = frame();
+        of_epoch.insert(EPOCH, "7");
+        let code = keys.sign_headers(SUBJECT, frame_fields(&of_epoch), b"body");
+        of_epoch.insert(MAC, code.as_str());
+        assert!(is_believed(&of_epoch, SUBJECT, b"body"));
+        assert_eq!(decode_live_frame(&of_epoch, Bytes::new()).and_then(|frame| frame.epoch), Some(7));
+        let mut without_epoch = frame();
+        without_epoch.insert(MAC, code);
+        assert!(!is_believed(&without_epoch, SUBJECT, b"body"), "its epoch was removed");
     }
 
     #[test]

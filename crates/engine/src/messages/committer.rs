@@ -299,7 +299,7 @@ fn start_commit_spans(pending: &mut [FoldedSend]) -> Vec<tracing::Span> {
 /// Builds the batch: assigns ids to the messages, in order, and to the batch.
 fn build_batch(engine: &Engine, pending: &[FoldedSend]) -> Batch {
     // Before the ids.
-    let epoch = engine.store().known_database().map(|known| known.epoch);
+    let epoch = engine.store().known_epoch();
     let sends = pending
         .iter()
         .map(|FoldedSend { first, .. }| {
@@ -383,7 +383,7 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
     if outcome.path == CommitPath::InSteps {
         metrics::counter!(metric_names::COMMITS_IN_STEPS).increment(1);
     }
-    let mut committed = Committed { batch: batch.id, sends: Vec::with_capacity(pending.len()) };
+    let mut committed = Committed { batch: batch.id, epoch: batch.epoch, sends: Vec::with_capacity(pending.len()) };
     let mut opened = Vec::new();
     for ((folded, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
         if matches!(outcome, SendOutcome::Stale | SendOutcome::Preceded | SendOutcome::SenderBusy) {

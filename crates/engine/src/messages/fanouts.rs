@@ -91,7 +91,8 @@ impl OpenedFanout {
         let (recipients, rows): (Vec<NewRecipient>, Vec<WrittenDelivery>) = chunk.deliveries.into_iter().unzip();
         let names = recipients.iter().map(|to| self.names.get(&to.agent_id).cloned().unwrap_or_default()).collect();
         let send = self.send.with_recipients(recipients, names, rows);
-        if let Err(committed) = engine.inner.publisher.push(Committed { batch, sends: vec![send] }) {
+        if let Err(committed) = engine.inner.publisher.push(Committed { batch, epoch: chunk.epoch, sends: vec![send] })
+        {
             // The outbox relay will publish it; recipients need not wait for that.
             engine.hints().mailboxes_changed(committed.mailboxes());
         }

@@ -46,6 +46,8 @@ const REPUBLISH_BYTES: usize = 1024 * 1024;
 
 pub(crate) struct Committed {
     pub(crate) batch: BatchId,
+    /// Recovery epoch in which it was committed.
+    pub(crate) epoch: Option<i64>,
     pub(crate) sends: Vec<CommittedSend>,
 }
 
@@ -188,6 +190,7 @@ impl Committed {
                         .then(|| deliver_frame::deliver_frame(id, name, row.seq, recipient.mode, payload)),
                     sender: Some(message.agent_id),
                     traceparent: s.traceparent.clone(),
+                    epoch: self.epoch,
                 });
             }
         }
@@ -232,8 +235,9 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
     while let Some(mut committed) = batches.recv().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
-        // The outbox relay publishes the batch once JetStream is back; recipients read Postgres meanwhile.
-        if !engine.inner.stream.is_up() {
+        // The outbox relay publishes the batch once JetStream is back; recipients read Postgres meanwhile. After a recovery
+        // the deliveries may be lost, and their numbers assigned to others.
+        if !engine.inner.stream.is_up() || engine.store().served_epoch() != committed.epoch {
             engine.hints().mailboxes_changed(committed.mailboxes());
             continue;
         }
@@ -325,11 +329,20 @@ impl Messages {
         agents: Option<(AgentId, AgentId)>,
         traceparent: Option<&str>,
     ) -> EngineResult<()> {
+        let epoch = self.core.store.known_epoch();
         let rows = self.core.store.deliveries_of_sources(sources, agents).await?;
         let mailboxes = rows.iter().map(|row| (row.scope, row.agent_id));
         self.core.hints.mailboxes_changed(mailboxes);
-        publish_rows(&self.core, &self.stream, rows, traceparent).await
+        publish_rows(&self.core, &self.stream, rows, Origin { epoch, traceparent }).await
     }
+}
+
+/// Origin of stored deliveries.
+#[derive(Clone, Copy)]
+pub(crate) struct Origin<'a> {
+    /// Recovery epoch that this process knew before it read them: they may be lost in a later one.
+    pub(crate) epoch: Option<i64>,
+    pub(crate) traceparent: Option<&'a str>,
 }
 
 /// Publishes stored deliveries in parts, and waits until they are stored. Only contents that fit into the log are read.
@@ -338,7 +351,7 @@ pub(crate) async fn publish_rows(
     core: &Core,
     stream: &Stream,
     mut rows: Vec<StoredDelivery>,
-    traceparent: Option<&str>,
+    origin: Origin<'_>,
 ) -> EngineResult<()> {
     rows.retain(|row| !row.is_dropped());
     let mut rest = rows.as_mut_slice();
@@ -349,7 +362,7 @@ pub(crate) async fn publish_rows(
         rest = later;
         core.store.read_contents(chunk.iter_mut().filter(|row| is_inline(row))).await?;
         let mut payloads = SharedPayloads::default();
-        let frames: Vec<LogFrame> = chunk.iter().map(|row| log_frame(&mut payloads, row, traceparent)).collect();
+        let frames: Vec<LogFrame> = chunk.iter().map(|row| log_frame(&mut payloads, row, origin)).collect();
         stream.publish(&frames).await?.wait().await?;
     }
     Ok(())
@@ -360,7 +373,7 @@ fn is_inline(row: &StoredDelivery) -> bool {
     matches!(row.content, Content::Unread { bytes, .. } if bytes <= INLINE_LIMIT)
 }
 
-fn log_frame(payloads: &mut SharedPayloads, row: &StoredDelivery, traceparent: Option<&str>) -> LogFrame {
+fn log_frame(payloads: &mut SharedPayloads, row: &StoredDelivery, origin: Origin<'_>) -> LogFrame {
     let body = payloads.frame(row).filter(|frame| frame.byte_len() <= INLINE_LIMIT);
     LogFrame {
         scope: row.scope,
@@ -370,7 +383,8 @@ fn log_frame(payloads: &mut SharedPayloads, row: &StoredDelivery, traceparent: O
         location: location(&row.location.0, row.location.1.as_deref().unwrap_or_default()),
         body: body.map(|frame| frame.encode().into()),
         sender: row.sender,
-        traceparent: traceparent.map(ToOwned::to_owned),
+        traceparent: origin.traceparent.map(ToOwned::to_owned),
+        epoch: origin.epoch,
     }
 }
 
@@ -389,7 +403,7 @@ mod tests {
             provider: provider.map(ProviderName::new),
             expires_at: DateTime::UNIX_EPOCH,
         };
-        let mut committed = Committed { batch: BatchId::new(1), sends: Vec::new() };
+        let mut committed = Committed { batch: BatchId::new(1), epoch: Some(7), sends: Vec::new() };
         let names = ["bob", "eve", "joe"].map(Arc::from).to_vec();
         let rows = vec![Some(written(4, Some("p1"))), None, Some(written(9, None))];
         committed.push(send(message(5, text), &[2, 3, 4]), names, rows, None);

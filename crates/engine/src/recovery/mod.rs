@@ -109,7 +109,7 @@ impl Recovery {
     /// Returns the recovery epoch that a new connection belongs to.
     #[must_use]
     pub fn epoch(&self) -> Option<i64> {
-        self.core.store.known_database().map(|known| known.epoch)
+        self.core.store.known_epoch()
     }
 
     /// Returns whether a connection that was opened under `epoch` may send: no other epoch was met since.

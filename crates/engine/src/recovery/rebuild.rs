@@ -7,7 +7,10 @@ use relay_domain::{
 };
 use relay_store::recovery::BEFORE_ALL_MAILBOXES;
 
-use crate::{Engine, EngineResult, messages::publisher::publish_rows};
+use crate::{
+    Engine, EngineResult,
+    messages::publisher::{Origin, publish_rows},
+};
 
 const MAILBOX_BATCH: i64 = 200;
 /// Expired rows are in older partitions.
@@ -38,6 +41,7 @@ async fn publish_unless_rebuilt(engine: &Engine) -> EngineResult<u64> {
 }
 
 async fn publish_all(engine: &Engine) -> EngineResult<u64> {
+    let origin = Origin { epoch: engine.store().known_epoch(), traceparent: None };
     let mut published = 0;
     let mut after = BEFORE_ALL_MAILBOXES;
     loop {
@@ -51,7 +55,7 @@ async fn publish_all(engine: &Engine) -> EngineResult<u64> {
             wants = next_pages(&rows);
             let pending: Vec<_> = rows.into_iter().filter(is_pending).collect();
             published += pending.len() as u64;
-            publish_rows(engine.core(), &engine.inner.stream, pending, None).await?;
+            publish_rows(engine.core(), &engine.inner.stream, pending, origin).await?;
         }
     }
 }

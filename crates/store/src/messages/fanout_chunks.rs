@@ -118,6 +118,8 @@ pub enum ChunkOutcome {
 /// Committed chunk.
 #[derive(Debug)]
 pub struct WrittenChunk {
+    /// Recovery epoch in which it was committed.
+    pub epoch: Option<i64>,
     /// Deliveries, in the order of their agents. Agents that were deleted since the message was accepted have none.
     pub deliveries: Vec<(NewRecipient, WrittenDelivery)>,
     /// Recipients that the chunks up to this one have dealt with.
@@ -169,7 +171,7 @@ impl Store {
     async fn write_chunk(&self, chunk: &FanoutChunk<'_>, epoch: Option<i64>) -> StoreResult<ChunkOutcome> {
         let Some(rows) = chunk.write(&self.pool, epoch, false).await? else { return Ok(ChunkOutcome::Overtaken) };
         if !rows.watched {
-            return Ok(ChunkOutcome::Written(chunk.written_as(rows, Vec::new())));
+            return Ok(ChunkOutcome::Written(chunk.written_as(epoch, rows, Vec::new())));
         }
         // The events name the seqs, so they follow in a statement of their own.
         let mut tx: Transaction = self.pool.begin().await.map_err(StoreError::from_sqlx(DOING))?;
@@ -178,7 +180,7 @@ impl Store {
         let made = accepted.map(|event| (chunk.scope, event)).collect();
         let recorded = events::append_mixed(&mut tx, chunk.at, made).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(DOING))?;
-        Ok(ChunkOutcome::Written(chunk.written_as(rows, recorded)))
+        Ok(ChunkOutcome::Written(chunk.written_as(epoch, rows, recorded)))
     }
 }
 
@@ -216,8 +218,8 @@ impl FanoutChunk<'_> {
         Ok(record.map(|(watched, is_last)| ChunkRows { deliveries, watched, is_last }))
     }
 
-    fn written_as(&self, rows: ChunkRows, events: Vec<RecordedEvents>) -> WrittenChunk {
+    fn written_as(&self, epoch: Option<i64>, rows: ChunkRows, events: Vec<RecordedEvents>) -> WrittenChunk {
         let ChunkRows { deliveries, is_last, .. } = rows;
-        WrittenChunk { deliveries, written: self.written + CHUNK_RECIPIENTS, is_last, events }
+        WrittenChunk { epoch, deliveries, written: self.written + CHUNK_RECIPIENTS, is_last, events }
     }
 }

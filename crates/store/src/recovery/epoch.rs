@@ -139,7 +139,7 @@ impl Store {
         if self.fence.is_closed.load(Ordering::SeqCst) {
             return Err(StoreError::OtherEpoch { doing });
         }
-        Ok(self.fence.known.borrow().as_ref().map(|known| known.epoch))
+        Ok(self.known_epoch())
     }
 
     /// Closes the fence if a transaction under `epoch` found another one, unless the process has recovered meanwhile.
@@ -156,12 +156,19 @@ impl Store {
         self.fence.known()
     }
 
+    /// Returns the epoch of the database that this process serves, also while another one was met; `None` before the first
+    /// check.
+    #[must_use]
+    pub fn known_epoch(&self) -> Option<i64> {
+        self.fence.known.borrow().as_ref().map(|known| known.epoch)
+    }
+
     /// Returns the epoch under which this process serves now; `None` while another one was met, and before the first
     /// check.
     #[must_use]
     pub fn served_epoch(&self) -> Option<i64> {
         let is_open = !self.fence.is_closed.load(Ordering::SeqCst);
-        is_open.then(|| self.fence.known.borrow().as_ref().map(|known| known.epoch)).flatten()
+        is_open.then(|| self.known_epoch()).flatten()
     }
 
     /// Refuses all transactions that assign numbers until [`Store::open_epoch`].

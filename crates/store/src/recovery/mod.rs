@@ -146,7 +146,7 @@ impl Store {
               WHERE identity = relay_database_identity() AND epoch = coalesce($1, epoch) AND confirmations >= $2
           RETURNING confirmations",
         )
-        .bind(self.known_database().map(|known| known.epoch))
+        .bind(self.known_epoch())
         .bind(self.fence.confirmations())
         .bind(marks.map(Json))
         .fetch_optional(&self.pool)

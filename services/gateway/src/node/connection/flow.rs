@@ -76,7 +76,13 @@ impl ConnectionState {
         self.queue_agent(agent);
     }
 
-    /// Handles a copy that may be forged, also its seq: the position of the mailbox is read.
+    /// Returns whether the copy was committed in this connection's recovery epoch. One of a lost delivery, which was on its way
+    /// during a failover, would take the place of the delivery that has its number now.
+    pub(super) fn is_current(&self, live: &LiveFrame) -> bool {
+        live.epoch.is_none() || live.epoch == self.recovery_epoch
+    }
+
+    /// Handles a copy that may be forged or outdated, also its seq: the position of the mailbox is read.
     pub(super) fn on_unverified(&mut self, agent: AgentId) {
         if self.agents.contains_key(&agent) {
             self.emit(Effect::CompareMailbox(agent));

@@ -125,7 +125,7 @@ pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
     let epoch = app.engine.recovery().epoch();
     let now = Instant::now();
     let mut connection = Connection {
-        state: ConnectionState::new(node.clone(), is_direct, now, now + app.connections.registration_timeout),
+        state: ConnectionState::new(node.clone(), is_direct, epoch, now, now + app.connections.registration_timeout),
         app,
         node,
         token,

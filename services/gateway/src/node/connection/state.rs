@@ -59,6 +59,8 @@ pub(super) struct ConnectionState {
     pub(super) node: NodeCaller,
     /// The node is one agent's own connection.
     pub(super) is_direct: bool,
+    /// Recovery epoch under which the socket was opened.
+    pub(super) recovery_epoch: Option<i64>,
     /// Conditions of the current step.
     pub(super) conditions: Conditions,
     effects: VecDeque<Effect>,
@@ -103,13 +105,20 @@ pub(super) struct ConnectionState {
 }
 
 impl ConnectionState {
-    /// Begins a connection whose node must register until `registration_due`.
-    pub(super) fn new(node: NodeCaller, is_direct: bool, now: Instant, registration_due: Instant) -> Self {
+    /// Begins a connection under a recovery epoch, whose node must register until `registration_due`.
+    pub(super) fn new(
+        node: NodeCaller,
+        is_direct: bool,
+        recovery_epoch: Option<i64>,
+        now: Instant,
+        registration_due: Instant,
+    ) -> Self {
         let conditions =
             Conditions { now, is_trusted: false, was_restored: false, room: Room::default(), is_crowded: false };
         Self {
             node,
             is_direct,
+            recovery_epoch,
             conditions,
             effects: VecDeque::new(),
             started: now,
@@ -146,8 +155,8 @@ impl ConnectionState {
             Input::Message(message, memory) => self.on_message(message, memory),
             Input::Event(event) => self.on_event(event),
             Input::Job(done) => self.on_job_result(done),
-            Input::Live(agent, LiveCopy::Frame(live)) => self.on_live(agent, live),
-            Input::Live(agent, LiveCopy::WakeUp) => self.on_unverified(agent),
+            Input::Live(agent, LiveCopy::Frame(live)) if self.is_current(&live) => self.on_live(agent, live),
+            Input::Live(agent, LiveCopy::Frame(_) | LiveCopy::WakeUp) => self.on_unverified(agent),
             Input::Wake => {}
         }
         // A busy connection must not postpone its tick.

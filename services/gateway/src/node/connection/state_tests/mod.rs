@@ -5,11 +5,15 @@ mod world;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use relay_domain::mailboxes::stream::Seq;
+use relay_domain::{AgentId, mailboxes::stream::Seq};
+use relay_engine::mailboxes::serving::LiveFrame;
 
 use self::world::{Peer, World};
 use super::effects::Input;
 use crate::node::registry::Event;
+
+/// Recovery epoch of all connections.
+const RECOVERY_EPOCH: i64 = 2;
 
 /// Random event of a test. Indices are taken modulo the number of candidates.
 #[derive(Debug, Clone)]
@@ -23,6 +27,8 @@ enum Action {
         again: bool,
     },
     LoseLive(usize),
+    /// A copy arrives whose delivery was lost in a recovery; its number is the next one.
+    LostLive(usize),
     /// A live copy says that the agent was located elsewhere.
     MovedLive(usize),
     /// An agent moves to another node or back.
@@ -53,6 +59,7 @@ fn action() -> impl Strategy<Value = Action> {
         20 => (agent.clone(), 0..9_usize, prop::bool::weighted(0.1))
             .prop_map(|(agent, copy, again)| Action::Live { agent, copy, again }),
         3 => agent.clone().prop_map(Action::LoseLive),
+        2 => agent.clone().prop_map(Action::LostLive),
         1 => agent.clone().prop_map(Action::MovedLive),
         1 => agent.clone().prop_map(Action::Move),
         12 => (agent, 0..9_i64).prop_map(|(agent, more)| Action::Ack(agent, more)),
@@ -119,5 +126,17 @@ proptest! {
         }
         let routed: Vec<_> = world.mailboxes.iter().filter(|(_, mailbox)| mailbox.is_routed).collect();
         prop_assert!(routed.is_empty(), "{:?}", routed);
+    }
+}
+
+/// Live copy of a delivery that was committed under the epoch of the connection.
+fn live(agent: AgentId, seq: Seq, node: &str) -> LiveFrame {
+    LiveFrame {
+        seq,
+        delivery_id: format!("dlv_1_{seq}"),
+        location: format!("{node}/default"),
+        body: Some(format!("{agent}/{seq}").into()),
+        traceparent: None,
+        epoch: Some(RECOVERY_EPOCH),
     }
 }

@@ -15,7 +15,7 @@ use relay_engine::{
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::Action;
+use super::{Action, RECOVERY_EPOCH, live};
 use crate::node::{
     connection::{
         control::{Outcome, ProviderBinding, RequestEffect},
@@ -116,7 +116,7 @@ impl World {
         let now = Instant::now();
         let mut world = Self {
             peer,
-            state: ConnectionState::new(node, peer.is_direct(), now, now + REGISTRATION_TIMEOUT),
+            state: ConnectionState::new(node, peer.is_direct(), Some(RECOVERY_EPOCH), now, now + REGISTRATION_TIMEOUT),
             now,
             is_trusted: true,
             room: 30,
@@ -377,6 +377,15 @@ impl World {
             Action::LoseLive(index) => {
                 self.mailbox(self.agent(index)).copies.pop();
             }
+            Action::LostLive(index) => {
+                let agent = self.agent(index);
+                let mailbox = self.mailbox(agent);
+                if mailbox.is_routed {
+                    let next = live(agent, mailbox.head + 1, OTHER_NODE);
+                    let lost = LiveFrame { body: Some("lost".into()), epoch: Some(RECOVERY_EPOCH - 1), ..next };
+                    self.step(Input::Live(agent, LiveCopy::Frame(lost)));
+                }
+            }
             Action::MovedLive(index) => {
                 let agent = self.agent(index);
                 let mailbox = self.mailbox(agent);
@@ -480,15 +489,5 @@ impl World {
                 return;
             }
         }
-    }
-}
-
-fn live(agent: AgentId, seq: Seq, node: &str) -> LiveFrame {
-    LiveFrame {
-        seq,
-        delivery_id: format!("dlv_1_{seq}"),
-        location: format!("{node}/default"),
-        body: Some(format!("{agent}/{seq}").into()),
-        traceparent: None,
     }
 }
