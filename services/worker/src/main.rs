@@ -60,7 +60,7 @@ async fn run() -> Result<()> {
     let engine = engine.context("start the engine")?;
     let destinations = Arc::new(Destinations::new(config.destinations.clone()));
     let (push, stop) = (config.push.clone(), shutdown.token());
-    let pusher = runner::run_pusher(engine.clone(), push, Arc::clone(&destinations), tasks.clone(), stop);
+    let pusher = runner::run_pusher(engine.clone(), push, Arc::clone(&destinations), stop);
     let dispatching = tasks.spawn("push-dispatcher", pusher);
     let running = Arc::new(Loops::new(engine, config.retention(), destinations));
     loops.set(Arc::clone(&running)).ok().context("the loops were started twice")?;

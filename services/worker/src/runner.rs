@@ -36,19 +36,34 @@ pub(crate) async fn run_loops(loops: Arc<Loops>, tasks: &TaskSet, stop: &Cancell
     loops.drain().await;
 }
 
-/// Runs the http_push dispatcher until `stop`. Waits while Postgres is unavailable.
+/// Runs the http_push dispatcher until `stop`. Waits while Postgres is unavailable. A recovery of the database ends the
+/// dispatcher, whose positions may be those of lost deliveries, and another one begins.
 pub(crate) async fn run_pusher(
     engine: Engine,
     config: PushConfig,
     destinations: Arc<Destinations>,
-    tasks: TaskSet,
     stop: CancellationToken,
 ) {
-    stop.run_until_cancelled(engine.recovery().wait_until_ready()).await;
     while !stop.is_cancelled() {
+        stop.run_until_cancelled(engine.recovery().wait_until_ready()).await;
+        let serving = stop.child_token();
+        // Its tasks end with it.
+        let tasks = TaskSet::new(serving.clone());
         let queue = Arc::new(EnginePushQueue::new(engine.clone()));
-        match PushDispatcher::start(queue, &config, Arc::clone(&destinations), &tasks, &stop).await {
-            Ok(pusher) => return pusher.run().await,
+        let mut readiness = engine.recovery().watch_readiness();
+        let opened = *readiness.borrow_and_update();
+        match PushDispatcher::start(queue, &config, Arc::clone(&destinations), &tasks, &serving).await {
+            Ok(pusher) => {
+                // Fails only when the engine was dropped.
+                let closed = async { drop(readiness.wait_for(|readiness| *readiness != opened).await) };
+                let running = pusher.run();
+                tokio::pin!(running);
+                tokio::select! {
+                    () = &mut running => return,
+                    () = closed => serving.cancel(),
+                }
+                running.await;
+            }
             Err(error) => {
                 tracing::warn!(
                     error = telemetry::format_error_chain(&error),

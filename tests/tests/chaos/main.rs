@@ -4,6 +4,7 @@
 
 mod delivery;
 mod failover;
+mod failover_push;
 mod fanouts;
 mod nats_cluster;
 mod outages;

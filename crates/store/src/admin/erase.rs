@@ -76,10 +76,13 @@ impl Store {
     ) -> Result<(), E> {
         let doing = "exporting a workspace";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            .execute(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        // A recovery does not wait for a transaction of another name, and this one assigns no numbers.
+        for statement in [
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+            "SET LOCAL application_name = 'relay-export'",
+        ] {
+            sqlx::query(statement).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
+        }
         let mut tables = list_tables(&mut *tx, "NOT c.relispartition").await?;
         tables.retain(|table| !NOT_EXPORTED.contains(&table.name.as_str()));
         let (mut number, mut total) = (0, 0);

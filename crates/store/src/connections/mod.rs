@@ -33,7 +33,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use self::opening::is_other_epoch;
+use self::opening::{Begin, is_other_epoch};
 pub(crate) use self::{
     opening::{Opening, SETTINGS},
     session::Session,
@@ -126,14 +126,14 @@ impl ConnectionPool {
     async fn open(&self) -> sqlx::Result<Lease> {
         let begin = self.opening.begin();
         let mut lease = self.acquire().await?;
-        lease.is_open = true;
+        lease.opened(&begin);
         match timeout(TEST_TIMEOUT, begin.send(&mut lease)).await {
             Ok(Ok(())) => return Ok(lease),
             Ok(Err(error)) if is_other_epoch(&error) => return Err(error),
             Ok(Err(_)) | Err(_) => lease.close(),
         }
         let mut lease = self.acquire_from_driver().await?;
-        lease.is_open = true;
+        lease.opened(&begin);
         let sent = timeout(TEST_TIMEOUT, begin.send(&mut lease)).await;
         if sent.is_err() {
             lease.close();
@@ -182,7 +182,7 @@ impl ConnectionPool {
     }
 
     fn lease(&self, session: Session, taken_at: Instant) -> Lease {
-        Lease { session: Some(session), is_open: false, taken_at, pool: self.clone() }
+        Lease { session: Some(session), is_open: false, epoch: None, taken_at, pool: self.clone() }
     }
 
     fn keep(&self, session: Session, taken_at: Instant) {
@@ -229,11 +229,18 @@ pub(crate) struct Lease {
     session: Option<Session>,
     /// In an explicit transaction, or its BEGIN was given up.
     is_open: bool,
+    /// Recovery epoch of the transaction.
+    epoch: Option<i64>,
     taken_at: Instant,
     pool: ConnectionPool,
 }
 
 impl Lease {
+    /// Notes that a transaction begins, before the attempt: it may be given up after BEGIN was sent.
+    fn opened(&mut self, begin: &Begin<'_>) {
+        (self.is_open, self.epoch) = (true, begin.epoch());
+    }
+
     /// Commits the transaction, if there is one, and keeps the connection for the next statement.
     pub(crate) async fn finish(mut self) -> sqlx::Result<()> {
         if self.is_open {
@@ -297,6 +304,11 @@ impl DerefMut for Lease {
 pub(crate) struct Transaction(Lease);
 
 impl Transaction {
+    /// Returns the recovery epoch under which it began; `None` in tools and in a recovery.
+    pub(crate) fn epoch(&self) -> Option<i64> {
+        self.0.epoch
+    }
+
     pub(crate) async fn commit(self) -> sqlx::Result<()> {
         self.0.finish().await
     }

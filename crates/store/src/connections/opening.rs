@@ -103,6 +103,11 @@ pub(super) struct Begin<'a> {
 }
 
 impl Begin<'_> {
+    /// Returns the recovery epoch that it requires.
+    pub(super) fn epoch(&self) -> Option<i64> {
+        self.known.as_ref().map(|known| known.epoch)
+    }
+
     /// Sends it, in one message. A refusal closes the fence.
     pub(super) async fn send(&self, session: &mut Session) -> sqlx::Result<()> {
         let sent = session.execute(AssertSqlSafe(self.sql.as_str())).await;

@@ -22,6 +22,8 @@ pub(crate) type MailboxKey = (WorkspaceId, AgentId);
 /// Position of a mailbox whose cursor is locked.
 pub(crate) struct LockedMailbox {
     pub(crate) ack_floor: Seq,
+    /// Highest assigned seq.
+    pub(crate) last_seq: Seq,
     /// `true` while the agent is on the node that was called.
     pub(crate) is_located: bool,
     /// `true` while the worker holds the lease with the same epoch.

@@ -42,6 +42,7 @@ impl FromRow<'_, PgRow> for LeasedMailboxRow {
             agent_name: row.try_get("name")?,
             epoch: row.try_get("epoch")?,
             pushed_seq: row.try_get("pushed_seq")?,
+            recovery_epoch: None,
         }))
     }
 }
@@ -60,7 +61,7 @@ pub struct SweepStep {
 // Claims the selected mailboxes. SKIP LOCKED: a row that another worker is claiming is not waited for. The selection joins
 // the agent, because a mailbox whose agent has moved elsewhere must not be served; the sweep removes its row.
 macro_rules! claim {
-    ($($which:tt)*) => {
+    ($epoch:literal, $($which:tt)*) => {
         concat!(
             "WITH locked AS MATERIALIZED (",
             $($which)*,
@@ -71,6 +72,9 @@ macro_rules! claim {
                         is_blocked = false
                    FROM locked l
                   WHERE p.workspace_id = l.workspace_id AND p.agent_id = l.agent_id
+                    AND relay_require_epoch(",
+            $epoch,
+            ")
               RETURNING p.workspace_id, p.agent_id, p.node_id, p.epoch, p.pushed_seq
              )
              SELECT t.workspace_id, t.agent_id, t.node_id, t.epoch, a.name,
@@ -84,31 +88,37 @@ macro_rules! claim {
 
 // Fair between workspaces: the first due mailbox of each comes before the second of any. Ordering all due rows by turn
 // would read the whole backlog, so only the oldest 8 * $2 take part.
-const CLAIM_DUE: &str = claim!(concat!(
-    "SELECT p.workspace_id, p.agent_id
+const CLAIM_DUE: &str = claim!(
+    "$3",
+    concat!(
+        "SELECT p.workspace_id, p.agent_id
        FROM (SELECT workspace_id, agent_id,
                     row_number() OVER (PARTITION BY workspace_id ORDER BY due_at) AS turn, due_at
                FROM (SELECT workspace_id, agent_id, due_at FROM push_mailboxes m
                       WHERE owner IS NULL AND due_at IS NOT NULL AND disabled_at IS NULL AND due_at <= relay_now()
                         AND NOT ",
-    is_suspended!("m"),
-    " ORDER BY due_at LIMIT 8 * $2) AS due
+        is_suspended!("m"),
+        " ORDER BY due_at LIMIT 8 * $2) AS due
               ORDER BY turn, due_at LIMIT $2) AS k
        JOIN push_mailboxes p USING (workspace_id, agent_id)
        JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
                     AND a.node_id = p.node_id AND a.deleted_at IS NULL
       WHERE p.owner IS NULL AND p.disabled_at IS NULL AND p.due_at <= relay_now()"
-));
+    )
+);
 
-const CLAIM_NAMED: &str = claim!(concat!(
-    "SELECT p.workspace_id, p.agent_id
+const CLAIM_NAMED: &str = claim!(
+    "$4",
+    concat!(
+        "SELECT p.workspace_id, p.agent_id
        FROM unnest($2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id)
        JOIN push_mailboxes p USING (workspace_id, agent_id)
        JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
                     AND a.node_id = p.node_id AND a.deleted_at IS NULL
       WHERE p.owner IS NULL AND p.disabled_at IS NULL AND NOT (p.is_blocked AND p.due_at > relay_now()) AND NOT ",
-    is_suspended!("p")
-));
+        is_suspended!("p")
+    )
+);
 
 const LAG: &str = concat!(
     "SELECT coalesce((SELECT extract(epoch FROM relay_now() - due_at)::float8 FROM push_mailboxes m
@@ -239,14 +249,11 @@ impl Store {
 
     /// Claims mailboxes that are due, at most `limit`, fairly between workspaces.
     pub async fn claim_due_mailboxes(&self, owner: PushWorkerId, limit: i64) -> StoreResult<Vec<LeasedMailbox>> {
-        let rows = sqlx::query(CLAIM_DUE)
-            .bind(owner)
-            .bind(limit)
-            .fetch_all(&self.pool)
-            .with_timeout()
-            .await
-            .map_err(StoreError::from_sqlx("claiming due mailboxes"))?;
-        decode_mailboxes(&rows)
+        let doing = "claiming due mailboxes";
+        let epoch = self.epoch(doing)?;
+        let rows =
+            sqlx::query(CLAIM_DUE).bind(owner).bind(limit).bind(epoch).fetch_all(&self.pool).with_timeout().await;
+        decode_mailboxes(&self.note_epoch(epoch, rows.map_err(StoreError::from_sqlx(doing)))?, epoch)
     }
 
     /// Claims the mailboxes among these that have no worker.
@@ -255,24 +262,30 @@ impl Store {
         owner: PushWorkerId,
         mailboxes: &[(WorkspaceScope, AgentId)],
     ) -> StoreResult<Vec<LeasedMailbox>> {
+        let doing = "claiming mailboxes";
+        let epoch = self.epoch(doing)?;
         let (workspaces, agents) = split_keys(mailboxes);
         let rows = sqlx::query(CLAIM_NAMED)
             .bind(owner)
             .bind(workspaces)
             .bind(agents)
+            .bind(epoch)
             .fetch_all(&self.pool)
             .with_timeout()
-            .await
-            .map_err(StoreError::from_sqlx("claiming mailboxes"))?;
-        decode_mailboxes(&rows)
+            .await;
+        decode_mailboxes(&self.note_epoch(epoch, rows.map_err(StoreError::from_sqlx(doing)))?, epoch)
     }
 
-    /// Releases mailboxes. A row that arrived meanwhile makes its mailbox due at once, unless the mailbox is blocked.
+    /// Releases mailboxes. A row that arrived meanwhile makes its mailbox due at once, unless the mailbox is blocked. A
+    /// recovery has released those that were claimed before it.
     pub async fn release_mailboxes(&self, owner: PushWorkerId, releases: &[MailboxRelease]) -> StoreResult<()> {
+        let doing = "releasing mailboxes";
+        let epoch = self.epoch(doing)?;
+        let releases: Vec<_> = releases.iter().filter(|release| release.mailbox.recovery_epoch == epoch).collect();
         // The hint for a message committed after the last read went to this worker and is lost; the head shows the message.
-        sqlx::query(
+        let done = sqlx::query(
             "UPDATE push_mailboxes p
-                SET owner = NULL, pushed_seq = greatest(p.pushed_seq, k.pushed_seq),
+                SET owner = NULL, pushed_seq = greatest(p.pushed_seq, least(k.pushed_seq, h.next_seq - 1)),
                     is_blocked = k.is_blocked,
                     due_at = CASE WHEN NOT k.is_blocked
                                    AND h.next_seq - 1 > greatest(k.pushed_seq, c.settled_floor) THEN relay_now()
@@ -282,7 +295,7 @@ impl Store {
                JOIN mailbox_heads h USING (workspace_id, agent_id)
                JOIN mailbox_cursors c USING (workspace_id, agent_id)
               WHERE p.workspace_id = k.workspace_id AND p.agent_id = k.agent_id
-                AND p.owner = $1 AND p.epoch = k.epoch",
+                AND p.owner = $1 AND p.epoch = k.epoch AND relay_require_epoch($8)",
         )
         .bind(owner)
         .bind(releases.iter().map(|r| r.mailbox.scope.workspace_id()).collect::<Vec<_>>())
@@ -291,11 +304,11 @@ impl Store {
         .bind(releases.iter().map(|r| r.mailbox.pushed_seq).collect::<Vec<_>>())
         .bind(releases.iter().map(|r| r.due_at).collect::<Vec<_>>())
         .bind(releases.iter().map(|r| r.is_blocked).collect::<Vec<_>>())
+        .bind(epoch)
         .execute(&self.pool)
         .with_timeout()
-        .await
-        .map_err(StoreError::from_sqlx("releasing mailboxes"))?;
-        Ok(())
+        .await;
+        self.note_epoch(epoch, done.map_err(StoreError::from_sqlx(doing))).map(|_| ())
     }
 
     /// Returns the time for which the mailbox that is due longest has waited for a worker, in seconds; 0 when none is due.
@@ -347,10 +360,19 @@ impl Store {
     }
 }
 
-fn decode_mailboxes(rows: &[PgRow]) -> StoreResult<Vec<LeasedMailbox>> {
+fn decode_mailboxes(rows: &[PgRow], recovery_epoch: Option<i64>) -> StoreResult<Vec<LeasedMailbox>> {
     let rows: Vec<LeasedMailboxRow> = decode_rows("push_mailboxes", rows)?;
-    Ok(rows.into_iter().map(|row| row.0).collect())
+    Ok(rows.into_iter().map(|row| LeasedMailbox { recovery_epoch, ..row.0 }).collect())
 }
+
+/// Releases all mailboxes for a recovery, whatever their workers remember of them. No position exceeds the head.
+pub(crate) const RELEASE_ALL: &str = "
+UPDATE push_mailboxes p
+   SET owner = NULL, epoch = p.epoch + 1, pushed_seq = least(p.pushed_seq, h.next_seq - 1),
+       due_at = CASE WHEN p.owner IS NULL THEN p.due_at ELSE relay_now() END
+  FROM mailbox_heads h
+ WHERE h.workspace_id = p.workspace_id AND h.agent_id = p.agent_id
+   AND (p.owner IS NOT NULL OR p.pushed_seq >= h.next_seq)";
 
 /// Row of [`PAGE`].
 #[derive(FromRow)]

@@ -4,7 +4,10 @@
 //! A delivery acknowledged directly above its mailbox's ack floor moves the floor, as an ack over a socket does; any other
 //! acknowledgement becomes a settlement (docs/adr/0015-push-acks-move-the-floor.md).
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashSet},
+};
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
@@ -53,11 +56,12 @@ impl RecordedAttempts {
 // Locks cursors in key order, as every transaction does that locks several of them. Agents and push mailboxes are only
 // read: an agent that moves after this read has acknowledged while it was located here.
 const LOCK: &str = "
-SELECT c.workspace_id, c.agent_id, c.ack_floor,
+SELECT c.workspace_id, c.agent_id, c.ack_floor, h.next_seq - 1,
        coalesce(a.node_id = k.node_id AND a.deleted_at IS NULL, false) AS is_located,
        coalesce(p.owner = $1 AND p.epoch = k.epoch, false) AS is_leased
   FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::text[]) AS k (workspace_id, agent_id, epoch, node_id)
   JOIN mailbox_cursors c ON c.workspace_id = k.workspace_id AND c.agent_id = k.agent_id
+  JOIN mailbox_heads h ON h.workspace_id = k.workspace_id AND h.agent_id = k.agent_id
   LEFT JOIN agents a ON a.workspace_id = k.workspace_id AND a.agent_id = k.agent_id
   LEFT JOIN push_mailboxes p ON p.workspace_id = k.workspace_id AND p.agent_id = k.agent_id
  ORDER BY c.workspace_id, c.agent_id
@@ -65,8 +69,9 @@ SELECT c.workspace_id, c.agent_id, c.ack_floor,
 
 impl Store {
     /// Writes the outcome of attempts. An acknowledgement counts while the agent is on the node that gave it; any other
-    /// outcome counts only while `owner` holds the lease of the mailbox. `own_events` are recorded with each attempt whether
-    /// or not its workspace is watched.
+    /// outcome counts only while `owner` holds the lease of the mailbox. Attempts on a mailbox that was claimed before the
+    /// last recovery have no effect: their rows may be lost, and their numbers assigned to others. `own_events` are recorded
+    /// with each attempt whether or not its workspace is watched.
     pub async fn record_attempts(
         &self,
         owner: PushWorkerId,
@@ -77,11 +82,15 @@ impl Store {
     ) -> StoreResult<RecordedAttempts> {
         let doing = "recording attempts";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let epoch = tx.epoch();
+        let (current, earlier) = split_by_epoch(attempts, epoch);
+        let attempts = &*current;
         // Before the locks, so that the bulk of the writing does not hold up other writers of these mailboxes.
         attempts::write_attempts(&mut tx, attempts, pass).await?;
         let locked = lock_mailboxes(&mut tx, owner, attempts).await?;
         let AttemptEffects { changes, mut settlements, disabled, lost } = collect_effects(attempts, &locked);
         let mut result = RecordedAttempts { lost, ..RecordedAttempts::default() };
+        result.lost.extend(earlier);
         let above_gap = move_floors(&mut tx, &locked, &changes).await?;
         for (key, seq) in &above_gap {
             settlements.push(*key, *seq, NewSettlement::Acked, None);
@@ -107,6 +116,23 @@ impl Store {
     }
 }
 
+/// Splits attempts into those on mailboxes that were claimed under `epoch`, which are all of them in general, and the
+/// mailboxes of the others.
+fn split_by_epoch(
+    attempts: &[PushAttempt],
+    epoch: Option<i64>,
+) -> (Cow<'_, [PushAttempt]>, HashSet<(WorkspaceScope, AgentId)>) {
+    let is_current = |attempt: &&PushAttempt| attempt.mailbox.recovery_epoch == epoch;
+    let earlier: HashSet<_> =
+        attempts.iter().filter(|attempt| !is_current(attempt)).map(|attempt| attempt.mailbox.key()).collect();
+    let current = if earlier.is_empty() {
+        Cow::Borrowed(attempts)
+    } else {
+        Cow::Owned(attempts.iter().filter(is_current).cloned().collect())
+    };
+    (current, earlier)
+}
+
 /// Effects of attempts, before they are written.
 #[derive(Default)]
 struct AttemptEffects<'a> {
@@ -128,6 +154,11 @@ fn collect_effects<'a>(
         let key = mailbox_key(attempt);
         // The mailbox was erased with its workspace.
         let Some(position) = locked.get(&key) else { continue };
+        // No floor exceeds the head, whatever a worker remembers.
+        if attempt.seq > position.last_seq {
+            effects.lost.insert(attempt.mailbox.key());
+            continue;
+        }
         let (is_located, is_leased) = (position.is_located, position.is_leased);
         let own = effects.changes.entry(key).or_default();
         if is_leased {
@@ -176,7 +207,7 @@ async fn lock_mailboxes(
 ) -> StoreResult<BTreeMap<MailboxKey, LockedMailbox>> {
     let mailboxes: BTreeMap<MailboxKey, &LeasedMailbox> =
         attempts.iter().map(|t| (mailbox_key(t), &t.mailbox)).collect();
-    let rows: Vec<(WorkspaceId, AgentId, Seq, bool, bool)> = sqlx::query_as(LOCK)
+    let rows: Vec<(WorkspaceId, AgentId, Seq, Seq, bool, bool)> = sqlx::query_as(LOCK)
         .bind(owner)
         .bind(mailboxes.keys().map(|key| key.0).collect::<Vec<_>>())
         .bind(mailboxes.keys().map(|key| key.1).collect::<Vec<_>>())
@@ -185,8 +216,8 @@ async fn lock_mailboxes(
         .fetch_all(&mut **tx)
         .await
         .map_err(StoreError::from_sqlx("locking attempted mailboxes"))?;
-    let locked = rows.into_iter().map(|(workspace, agent, ack_floor, is_located, is_leased)| {
-        ((workspace, agent), LockedMailbox { ack_floor, is_located, is_leased })
+    let locked = rows.into_iter().map(|(workspace, agent, ack_floor, last_seq, is_located, is_leased)| {
+        ((workspace, agent), LockedMailbox { ack_floor, last_seq, is_located, is_leased })
     });
     Ok(locked.collect())
 }

@@ -21,7 +21,10 @@ pub use heads::{BEFORE_ALL_MAILBOXES, HeadJump, MailboxKey};
 pub use logged::{LoggedDelivery, LoggedMessage, ReinsertOutcome};
 pub use reported_seqs::{ReportOutcome, ReportedSeq};
 
-use crate::{Store, StoreError, StoreResult, mailboxes::cursors::split_keys, statement_timeout::StatementTimeout as _};
+use crate::{
+    Store, StoreError, StoreResult, mailboxes::cursors::split_keys, push::mailboxes::RELEASE_ALL,
+    statement_timeout::StatementTimeout as _,
+};
 
 /// Name of the advisory lock of recovery.
 const LOCK: &str = "relay_recovery";
@@ -189,6 +192,11 @@ impl Store {
             left = self.read_open_transactions(doing).await?;
             left.retain(|transaction| open.contains(transaction));
         }
+        if !left.is_empty() {
+            return Err(StoreError::unavailable(doing));
+        }
+        // Workers of http_push remember positions of lost deliveries.
+        sqlx::query(RELEASE_ALL).execute(&self.pool).await.map_err(StoreError::from_sqlx(doing))?;
         Ok(())
     }
 

@@ -36,6 +36,7 @@ pub(crate) fn push_attempt(seq: i64, first_id: i64, at: DateTime<Utc>) -> PushAt
             agent_name: "ada".to_owned(),
             epoch: 1,
             pushed_seq: 0,
+            recovery_epoch: None,
         },
         delivery_id: DeliveryId { source: seq, agent: agent_id, redrive_no: 0 },
         seq,

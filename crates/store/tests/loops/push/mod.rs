@@ -1,4 +1,5 @@
 mod attempts;
+mod recovery;
 
 use std::time::Duration;
 
