@@ -113,12 +113,13 @@ impl Store {
     }
 
     /// Returns a handle with a small pool of its own for recovery: its statements take as long as they need, and it
-    /// connects to any database, past a pooler. Its connections are closed when they are not used.
+    /// connects to any database, past a pooler. Its transactions require the recovery that it has begun itself. Its
+    /// connections are closed when they are not used.
     #[must_use]
     pub fn for_recovery(&self) -> Self {
         let driver = pool_options(UNLIMITED_CONNECTIONS).idle_timeout(UNUSED_AFTER);
         let driver = driver.connect_lazy_with(with_statement_timeout(&self.direct, Duration::ZERO));
-        self.with_pool(ConnectionPool::new(driver, None, Opening::unfenced(Arc::clone(&self.fence))))
+        self.with_pool(ConnectionPool::new(driver, None, Opening::direct(Arc::default())))
     }
 
     fn with_pool(&self, pool: ConnectionPool) -> Self {

@@ -39,8 +39,6 @@ pub(crate) struct Opening {
 enum Kind {
     /// Connections are sessions of one server, which were compared when they were opened. Transactions compare the epoch.
     Direct,
-    /// The same, without any comparison: for recovery.
-    Unfenced,
     /// Connections lead to a pooler, which assigns a server to each transaction. Transactions bring their settings, and
     /// compare the database too.
     Pooled { settings: String },
@@ -51,16 +49,17 @@ impl Opening {
         Self { fence, kind: Kind::Direct }
     }
 
-    pub(crate) fn unfenced(fence: Arc<EpochFence>) -> Self {
-        Self { fence, kind: Kind::Unfenced }
-    }
-
     /// `statement_limit`: time after which Postgres ends a statement.
     pub(crate) fn pooled(fence: Arc<EpochFence>, statement_limit: Duration) -> Self {
         let limit = ("statement_timeout", statement_limit.as_millis().to_string());
         let settings = SETTINGS.iter().map(|(name, value)| (*name, (*value).to_owned())).chain([limit]);
         let settings = settings.map(|(name, value)| format!("; SET LOCAL {name} = '{value}'")).collect();
         Self { fence, kind: Kind::Pooled { settings } }
+    }
+
+    /// Returns what transactions have to meet.
+    pub(crate) fn fence(&self) -> &EpochFence {
+        &self.fence
     }
 
     pub(super) fn is_pooled(&self) -> bool {
@@ -75,7 +74,6 @@ impl Opening {
     pub(super) fn begin(&self) -> Begin<'_> {
         let known = self.fence.known();
         let sql = match &self.kind {
-            Kind::Unfenced => "BEGIN".to_owned(),
             Kind::Direct => known.as_ref().map_or_else(
                 || "BEGIN".to_owned(),
                 |known| format!("BEGIN; SELECT relay_require_epoch({})", known.epoch),

@@ -78,6 +78,15 @@ impl EpochFence {
         }
     }
 
+    /// Admits transactions to this database and epoch.
+    pub(crate) fn open(&self, database: KnownDatabase) {
+        self.known.send_modify(|known| {
+            self.confirmations.store(database.confirmations, Ordering::SeqCst);
+            *known = Some(database);
+            self.is_closed.store(false, Ordering::SeqCst);
+        });
+    }
+
     /// Returns the database that this process serves; `None` before the first check.
     pub(crate) fn known(&self) -> Option<KnownDatabase> {
         self.known.borrow().clone()
@@ -190,11 +199,7 @@ impl Store {
 
     /// Admits transactions to this database and epoch.
     pub fn open_epoch(&self, database: KnownDatabase) {
-        self.fence.known.send_modify(|known| {
-            self.fence.confirmations.store(database.confirmations, Ordering::SeqCst);
-            *known = Some(database);
-            self.fence.is_closed.store(false, Ordering::SeqCst);
-        });
+        self.fence.open(database);
     }
 
     /// Waits until a connection or a transaction meets another database or epoch. Findings from before

@@ -5,6 +5,7 @@
 
 pub(crate) mod epoch;
 mod heads;
+mod lock;
 mod logged;
 mod reported_seqs;
 
@@ -13,11 +14,12 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq, recovery::LogMarks};
 use serde_json::Value;
-use sqlx::{Connection as _, FromRow, PgConnection, types::Json};
+use sqlx::{FromRow, types::Json};
 use tokio::time::Instant;
 
 pub use epoch::KnownDatabase;
 pub use heads::{BEFORE_ALL_MAILBOXES, HeadJump, MailboxKey};
+pub use lock::RecoveryLock;
 pub use logged::{LoggedDelivery, LoggedMessage, ReinsertOutcome};
 pub use reported_seqs::{ReportOutcome, ReportedSeq};
 
@@ -35,7 +37,8 @@ const UNDER_REPAIR: &str = "under repair";
 /// Milliseconds, so that two recoveries have different epochs even if they begin from copies of one state.
 const BEGIN_RECOVERY: &str = "
 UPDATE recovery_state
-   SET identity = $1, epoch = greatest(epoch + 1, (extract(epoch FROM relay_now()) * 1000)::bigint)";
+   SET identity = $1, epoch = greatest(epoch + 1, (extract(epoch FROM relay_now()) * 1000)::bigint)
+RETURNING relay_database_identity(), epoch, confirmations";
 
 /// Open transactions of gateways, workers and tools.
 const OPEN_TRANSACTIONS: &str = "
@@ -111,20 +114,6 @@ impl From<DatabaseStateRow> for DatabaseState {
     }
 }
 
-/// Lock of recovery, held until it is dropped or released.
-#[derive(Debug)]
-pub struct RecoveryLock {
-    connection: PgConnection,
-}
-
-impl RecoveryLock {
-    /// Releases the lock.
-    pub async fn release(self) {
-        // The lock ends with the database session, even if closing the connection fails.
-        let _ = self.connection.close().await;
-    }
-}
-
 impl Store {
     /// Reads the identity and recovery history of the database.
     pub async fn database_state(&self) -> StoreResult<DatabaseState> {
@@ -175,15 +164,21 @@ impl Store {
 
     /// Begins a recovery: raises the epoch, and marks the database as one that must be repaired, which remains until
     /// [`Store::adopt_database`] if this process ends. Then waits for the transactions that began under the epoch
-    /// before, so that none of them commits a number while the repair decides which ones were used.
+    /// before, so that none of them commits a number while the repair decides which ones were used, and releases the
+    /// mailboxes of http_push.
+    ///
+    /// # Errors
+    /// Also if one of those transactions has not ended after 25 s.
     pub async fn begin_recovery(&self) -> StoreResult<()> {
         let doing = "beginning a recovery";
-        sqlx::query(BEGIN_RECOVERY)
+        let (identity, epoch, confirmations) = sqlx::query_as(BEGIN_RECOVERY)
             .bind(UNDER_REPAIR)
-            .execute(&self.pool)
+            .fetch_one(&self.pool)
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx(doing))?;
+        // If another process begins it again, because this one has lost the lock, the transactions of this one fail.
+        self.pool.opening().fence().open(KnownDatabase { identity, epoch, confirmations });
         let began = Instant::now();
         let open: Vec<(i32, DateTime<Utc>)> = self.read_open_transactions(doing).await?;
         let mut left = open.clone();
@@ -211,16 +206,14 @@ impl Store {
     /// Takes the lock of recovery; `None` while another process holds it.
     pub async fn try_recovery_lock(&self) -> StoreResult<Option<RecoveryLock>> {
         let doing = "taking the lock of recovery";
-        // A dedicated connection: the lock belongs to the database session and must not return to the pool with it.
-        let mut connection =
-            PgConnection::connect_with(&self.direct).with_timeout().await.map_err(StoreError::from_sqlx(doing))?;
+        let mut connection = lock::connect(&self.direct).await.map_err(StoreError::from_sqlx(doing))?;
         let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock(hashtext($1))")
             .bind(LOCK)
             .fetch_one(&mut connection)
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        Ok(ours.then_some(RecoveryLock { connection }))
+        Ok(ours.then(|| RecoveryLock::keep(connection)))
     }
 
     /// Returns true while some process holds the lock of recovery.
@@ -249,20 +242,25 @@ impl Store {
         .map_err(StoreError::from_sqlx("counting non-empty mailboxes"))
     }
 
-    /// Adopts the identity of this database. A `report` also marks it as recovered now.
+    /// Adopts the identity of this database. A `report` also marks it as recovered now, by the recovery that this handle has
+    /// begun.
     pub async fn adopt_database(&self, report: Option<&Value>) -> StoreResult<()> {
-        sqlx::query(
+        let doing = "adopting the database";
+        let begun = report.and_then(|_| self.pool.opening().fence().known()).map(|known| known.epoch);
+        let adopted = sqlx::query(
             "UPDATE recovery_state
                 SET identity = relay_database_identity(), seen_at = relay_now(),
                     recovered_at = CASE WHEN $1::jsonb IS NULL THEN recovered_at ELSE relay_now() END,
-                    report = coalesce($1::jsonb, report)",
+                    report = coalesce($1::jsonb, report)
+              WHERE epoch = coalesce($2, epoch)",
         )
         .bind(report.map(Json))
+        .bind(begun)
         .execute(&self.pool)
         .with_timeout()
         .await
-        .map_err(StoreError::from_sqlx("adopting the database"))?;
-        Ok(())
+        .map_err(StoreError::from_sqlx(doing))?;
+        if adopted.rows_affected() == 0 { Err(StoreError::OtherEpoch { doing }) } else { Ok(()) }
     }
 
     /// Counts the positions, all of which were allotted, that are not below the head of their mailbox.

@@ -50,7 +50,7 @@ async fn after_a_recovery_by_another_process_an_ack_changes_nothing() {
     assert!(db.store.database_state().await.unwrap().is_replaced(), "an interrupted repair is repeated");
     assert!(!db.store.confirm_database(None).await.unwrap());
 
-    db.store.adopt_database(Some(&json!({}))).await.unwrap();
+    db.store.for_recovery().adopt_database(Some(&json!({}))).await.unwrap();
     assert!(!db.store.confirm_database(None).await.unwrap(), "also a process that looks later finds the recovery");
     let recovered = db.store.database_state().await.unwrap().known();
     assert!(recovered.epoch > known.epoch && recovered.identity == known.identity);

@@ -1,4 +1,5 @@
 mod epoch;
+mod repairers;
 
 use relay_domain::{DeliveryId, NodeId, ProviderName, PushWorkerId, push::attempt::RecordingPass};
 use relay_store::{

@@ -1,0 +1,58 @@
+//! Lock of recovery: an advisory lock of a database session of its own, which ends soon after its process freezes or is cut
+//! off.
+
+use std::time::Duration;
+
+use sqlx::{Connection as _, PgConnection, postgres::PgConnectOptions};
+use tokio::{task::JoinSet, time::timeout};
+
+use crate::statement_timeout::StatementTimeout as _;
+
+/// Interval of signs of life on the connection.
+const PING_EVERY: Duration = Duration::from_secs(2);
+/// Wait for an answer. While Postgres is slow the lock remains: Postgres decides when the session ends.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limits after which Postgres ends a session without signs of life: a process that is stopped, and a host that is lost.
+const LIMITS: [(&str, &str); 4] = [
+    ("idle_session_timeout", "10s"),
+    ("tcp_keepalives_idle", "3"),
+    ("tcp_keepalives_interval", "2"),
+    ("tcp_keepalives_count", "3"),
+];
+
+/// Lock of recovery, held until it is dropped or released.
+#[derive(Debug)]
+pub struct RecoveryLock {
+    /// Owns the connection, so the session and its lock end with it.
+    keeper: JoinSet<()>,
+}
+
+impl RecoveryLock {
+    /// Keeps the lock that this connection holds.
+    pub(super) fn keep(connection: PgConnection) -> Self {
+        let mut keeper = JoinSet::new();
+        keeper.spawn(keep_alive(connection));
+        Self { keeper }
+    }
+
+    /// Releases the lock.
+    pub async fn release(mut self) {
+        self.keeper.shutdown().await;
+    }
+}
+
+/// Connects for the lock. It is no connection of the pool, to which the lock must not return.
+pub(super) async fn connect(options: &PgConnectOptions) -> sqlx::Result<PgConnection> {
+    PgConnection::connect_with(&options.clone().options(LIMITS)).with_timeout().await
+}
+
+/// Sends signs of life until one is not answered. A recovery whose lock has ended goes on: if another process begins it
+/// again, the transactions of this one fail.
+async fn keep_alive(mut connection: PgConnection) {
+    loop {
+        tokio::time::sleep(PING_EVERY).await;
+        if !matches!(timeout(ANSWER_TIMEOUT, connection.ping()).await, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
