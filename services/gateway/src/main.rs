@@ -82,6 +82,10 @@ async fn run() -> anyhow::Result<()> {
         AppState::new(engine.clone(), shutdown.clone(), connections, operators).with_public_url(config.public_url);
     tasks.spawn("storage-probe", state.clone().watch_storage());
     let registry = state.registry.clone();
+    engine.recovery().set_sent_positions({
+        let registry = registry.clone();
+        move || registry.sent_positions()
+    });
     tasks.spawn("recovery-watch", close_after_recovery(engine.clone(), registry.clone()));
     let gateway_id = state.gateway_id;
     // The lease precedes the first socket: a gateway without a lease counts as expired.

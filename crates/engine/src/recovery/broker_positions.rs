@@ -29,6 +29,12 @@ impl Recovery {
         agent: AgentId,
         reported: Seq,
     ) -> EngineResult<Option<MailboxPosition>> {
+        self.raise_to(fence, agent, reported).await?;
+        Ok(self.core.store.positions(&[(fence.scope, agent)]).await?.pop())
+    }
+
+    /// Raises the head of a mailbox above a seq that was sent before the last recovery.
+    pub(super) async fn raise_to(&self, fence: &Fence, agent: AgentId, reported: Seq) -> EngineResult<()> {
         let margin = self.state.margin;
         let report = ReportedSeq { fence, agent_id: agent, seq: reported };
         let outcome =
@@ -36,12 +42,12 @@ impl Recovery {
         match outcome {
             ReportOutcome::NotAhead => {}
             ReportOutcome::Raised { lost, moved } => {
-                tracing::warn!(agent.id = %agent, reported, lost, moved, "raised a mailbox head above the last seq that its broker received");
+                tracing::warn!(agent.id = %agent, reported, lost, moved, "raised a mailbox head above a seq that was sent before the recovery");
             }
             ReportOutcome::Refused => {
-                tracing::warn!(agent.id = %agent, reported, margin, "refused the seq of a broker: far above the mailbox head");
+                tracing::warn!(agent.id = %agent, reported, margin, "refused a seq that was sent before the recovery: far above the mailbox head");
             }
         }
-        Ok(self.core.store.positions(&[(fence.scope, agent)]).await?.pop())
+        Ok(())
     }
 }

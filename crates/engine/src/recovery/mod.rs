@@ -8,6 +8,7 @@ mod broker_positions;
 mod frames;
 mod rebuild;
 mod repair;
+mod sent_positions;
 
 use std::{
     sync::{
@@ -24,6 +25,8 @@ use tokio::time::Instant;
 use relay_domain::recovery::LogMarks;
 use relay_store::{Store, recovery::DatabaseState};
 pub use repair::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport};
+pub use sent_positions::SentPosition;
+use sent_positions::SentPositions;
 
 use crate::{Engine, EngineError, EngineResult, Inner, core::Core, error::Fault};
 
@@ -65,6 +68,9 @@ pub(crate) struct RecoveryState {
     log_recreated: Notify,
     /// The recreated log has not been filled yet.
     must_rebuild: AtomicBool,
+    /// What this process sent before the last recovery has not been compared yet.
+    must_raise_heads: AtomicBool,
+    sent_positions: SentPositions,
 }
 
 impl RecoveryState {
@@ -77,6 +83,8 @@ impl RecoveryState {
             recovered_at: Mutex::new(None),
             log_recreated: Notify::new(),
             must_rebuild: AtomicBool::new(false),
+            must_raise_heads: AtomicBool::new(false),
+            sent_positions: SentPositions::none(),
         }
     }
 
@@ -175,7 +183,14 @@ async fn try_open(engine: &Engine, began: Instant, rounds: &mut u64) -> EngineRe
     let outcome = check_database(engine, began).await?;
     if let CheckOutcome::Open { database, .. } = &outcome {
         // Sockets hold positions of the database before, or from before its recovery.
-        *rounds += u64::from(open_database(engine, database));
+        if open_database(engine, database) {
+            *rounds += 1;
+            let state = &engine.inner.recovery.state;
+            state.must_raise_heads.store(true, Ordering::SeqCst);
+            // A token that the database has lost must not outlive it.
+            engine.inner.access.tokens.forget_all();
+        }
+        sent_positions::raise_heads(engine).await?;
         // Loaded before the first request: a suspended workspace stays out.
         crate::workspaces::suspensions::refresh(&engine.inner).await?;
     }

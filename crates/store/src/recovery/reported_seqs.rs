@@ -1,9 +1,11 @@
 //! Seqs that a broker reports after a restore, though they have not been sent since: they were allotted before it.
 
+use std::collections::HashSet;
+
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId,
+    AgentId, WorkspaceId, WorkspaceScope,
     mailboxes::{dead_letter::DeadLetterReason, stream::Seq},
     recovery::{REPORT_WINDOW, may_raise_head},
 };
@@ -16,6 +18,7 @@ use crate::{
     mailboxes::settled_floors::extend_settled_floors,
     messages::days::day_of,
     nodes::fence::Fence,
+    statement_timeout::StatementTimeout as _,
 };
 
 /// Seq up to which a broker has received the deliveries of one of its agents.
@@ -75,6 +78,20 @@ struct MailboxState {
     raised: i64,
 }
 
+/// The begin of the recovery as in [`MAILBOX_STATE`]; the deliveries of its day and later are few partitions.
+const REASSIGNED: &str = "
+SELECT k.workspace_id, k.agent_id
+  FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, seq)
+  JOIN mailbox_heads h USING (workspace_id, agent_id)
+  JOIN mailbox_cursors c USING (workspace_id, agent_id)
+ CROSS JOIN (SELECT least(to_timestamp(epoch / 1000.0), recovered_at) AS began_at FROM recovery_state) AS r
+ WHERE k.seq > c.sent_seq
+   AND (k.seq >= h.next_seq
+        OR EXISTS (SELECT FROM deliveries d
+                    WHERE d.workspace_id = k.workspace_id AND d.agent_id = k.agent_id
+                      AND d.seq > c.sent_seq AND d.seq <= k.seq AND d.created_at >= r.began_at
+                      AND d.created_on >= (r.began_at AT TIME ZONE 'UTC')::date))";
+
 /// Moves unsettled deliveries above $8 that were written since the recovery: each gets the next seq above the head ($3), as
 /// if its recipient had reported a retryable failure. All of them move, so that they keep their order.
 const MOVE_DELIVERIES: &str = formatcp!(
@@ -106,6 +123,24 @@ SELECT workspace_id, agent_id, fresh, $6, source_kind, source_id, redrive_no + 1
 );
 
 impl Store {
+    /// Finds the mailboxes, among these with the highest seqs that were sent before the last recovery, where such a seq was
+    /// assigned again or will be.
+    pub async fn reassigned_seqs(
+        &self,
+        sent: &[(WorkspaceScope, AgentId, Seq)],
+    ) -> StoreResult<HashSet<(WorkspaceScope, AgentId)>> {
+        let rows: Vec<(WorkspaceId, AgentId)> = sqlx::query_as(REASSIGNED)
+            .bind(sent.iter().map(|(scope, ..)| scope.workspace_id()).collect::<Vec<_>>())
+            .bind(sent.iter().map(|(_, agent, _)| *agent).collect::<Vec<_>>())
+            .bind(sent.iter().map(|(.., seq)| *seq).collect::<Vec<_>>())
+            .fetch_all(&self.pool)
+            .with_timeout()
+            .await
+            .map_err(StoreError::from_sqlx("comparing sent seqs with mailboxes"))?;
+        let scoped = |(workspace, agent)| (WorkspaceScope::from_engine_row(workspace), agent);
+        Ok(rows.into_iter().map(scoped).collect())
+    }
+
     /// Raises the head of a mailbox above a seq that the broker of its agent has reported, by `margin` at most and within
     /// [`REPORT_WINDOW`] after a recovery. Seqs in between without a row become dead letters. Deliveries that were allotted
     /// such a seq since move above the head, also if it is above the report: the broker would drop them as repeated.

@@ -1,0 +1,60 @@
+//! Seqs that this process sent before a failover: the database may have lost the deliveries, and must not assign their
+//! numbers to others. Brokers report what they received; for clients with a socket of their own only the process knows.
+
+use std::sync::{OnceLock, atomic::Ordering};
+
+use relay_domain::{AgentId, mailboxes::stream::Seq};
+use relay_store::nodes::fence::Fence;
+
+use super::Recovery;
+use crate::{Engine, EngineResult};
+
+/// Mailboxes that are compared by one statement.
+const MAILBOXES_PER_READ: usize = 1000;
+
+/// Highest seq that this process has sent over a socket of an agent.
+#[derive(Debug, Clone)]
+pub struct SentPosition {
+    /// Connection that sent it.
+    pub fence: Fence,
+    pub agent_id: AgentId,
+    pub seq: Seq,
+}
+
+/// Source of the positions of all sockets.
+pub(crate) struct SentPositions(OnceLock<Box<dyn Fn() -> Vec<SentPosition> + Send + Sync>>);
+
+impl SentPositions {
+    pub(crate) const fn none() -> Self {
+        Self(OnceLock::new())
+    }
+
+    fn read(&self) -> Vec<SentPosition> {
+        self.0.get().map(|source| source()).unwrap_or_default()
+    }
+}
+
+impl Recovery {
+    /// Sets the source of the positions of this process's sockets, which a recovery asks. Called once, by a gateway.
+    pub fn set_sent_positions(&self, source: impl Fn() -> Vec<SentPosition> + Send + Sync + 'static) {
+        // A second source would be a mistake of the caller; the first one stays.
+        let _ = self.state.sent_positions.0.set(Box::new(source));
+    }
+}
+
+/// Raises the heads of mailboxes above what this process sent before the last recovery, unless that was done.
+pub(super) async fn raise_heads(engine: &Engine) -> EngineResult<()> {
+    let state = &engine.inner.recovery.state;
+    if !state.must_raise_heads.load(Ordering::SeqCst) {
+        return Ok(());
+    }
+    for chunk in state.sent_positions.read().chunks(MAILBOXES_PER_READ) {
+        let positions: Vec<_> = chunk.iter().map(|sent| (sent.fence.scope, sent.agent_id, sent.seq)).collect();
+        let reassigned = engine.store().reassigned_seqs(&positions).await?;
+        for sent in chunk.iter().filter(|sent| reassigned.contains(&(sent.fence.scope, sent.agent_id))) {
+            engine.inner.recovery.raise_to(&sent.fence, sent.agent_id, sent.seq).await?;
+        }
+    }
+    state.must_raise_heads.store(false, Ordering::SeqCst);
+    Ok(())
+}
