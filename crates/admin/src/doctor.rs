@@ -355,6 +355,7 @@ mod tests {
             synchronous_commit: "on".into(),
             synchronous_standby_names: String::new(),
             standbys: 0,
+            synchronous_standbys: Some(0),
             max_connections: 100,
             reserved: 3,
             connections: 3,

@@ -53,6 +53,7 @@ pub(super) async fn examine(store: &Store, nats: &NatsServers, configured: &KeyL
     };
     let log = read_log(store, nats, configured, &known.database).await.ok().flatten();
     let mut findings = vec![database_finding(&known, log.as_ref())];
+    findings.extend(identity_finding(&known.database.identity));
     findings.extend(log.map(|log| jetstream_finding(&known, &log)));
     findings
 }
@@ -88,6 +89,17 @@ async fn read_log(
     // Reads only, and creates no ids.
     let is_ahead = DatabaseRepair::without_engine(store, &stream, &IdSource::new(0)).log_is_ahead(database).await?;
     Ok(Some(LogFacts { state: Some(state), is_rebuilt: stream.is_rebuilt().await?, is_ahead }))
+}
+
+/// Finds an identity that shows no failover: a managed service may hide the cluster, or its timeline.
+fn identity_finding(identity: &str) -> Option<Finding> {
+    let is_hidden = identity.split('/').take(2).any(|part| part == "-");
+    is_hidden.then(|| Finding {
+        check: "database identity",
+        verdict: Verdict::Fail,
+        found: format!("{identity}: a failover would not be noticed"),
+        fix: Some("grant the user EXECUTE on pg_control_system and pg_walfile_name"),
+    })
 }
 
 fn database_finding(known: &DatabaseFacts, log: Option<&LogFacts>) -> Finding {
@@ -219,6 +231,14 @@ mod tests {
             let found = database_finding(&known, log.as_ref());
             assert_eq!(found.verdict, verdict, "{found:?}");
             assert!(found.found.contains(words) && found.fix.is_some() == (verdict > Verdict::Ok), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn an_identity_without_cluster_or_timeline_is_found() {
+        assert!(identity_finding("7301234567890123456/00000001/16384/16500").is_none());
+        for hidden in ["-/00000001/16384/16500", "7301234567890123456/-/16384/16500"] {
+            assert_eq!(identity_finding(hidden).map(|finding| finding.verdict), Some(Verdict::Fail));
         }
     }
 

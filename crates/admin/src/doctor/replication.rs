@@ -13,18 +13,22 @@ enum Guarantee {
     Asynchronous,
     /// A commit waits for a standby: a failover to it loses nothing.
     Synchronous,
-    /// A commit waits for a standby, and none is connected: nothing is accepted.
+    /// A commit waits for a standby, and none of those named is connected: nothing is accepted.
     Waiting,
+    /// A commit waits for a standby, and this user may not see which ones are connected.
+    Hidden,
 }
 
 fn guarantee(health: &DatabaseHealth) -> Guarantee {
     // With `local` and `off` a commit waits for no standby.
     let waits = !matches!(health.synchronous_commit.as_str(), "local" | "off");
-    match (!health.synchronous_standby_names.is_empty() && waits, health.standbys) {
-        (true, 0) => Guarantee::Waiting,
-        (true, _) => Guarantee::Synchronous,
-        (false, 0) => Guarantee::Single,
-        (false, _) => Guarantee::Asynchronous,
+    if health.synchronous_standby_names.is_empty() || !waits {
+        return if health.standbys == 0 { Guarantee::Single } else { Guarantee::Asynchronous };
+    }
+    match health.synchronous_standbys {
+        Some(0) => Guarantee::Waiting,
+        Some(_) => Guarantee::Synchronous,
+        None => Guarantee::Hidden,
     }
 }
 
@@ -40,8 +44,13 @@ pub(super) fn finding(health: &DatabaseHealth) -> Finding {
         ),
         Guarantee::Waiting => (
             Verdict::Fail,
-            "synchronous, but no standby is connected: commits wait",
-            Some("start a standby, or empty synchronous_standby_names until there is one"),
+            "synchronous, but no standby of synchronous_standby_names is connected: commits wait",
+            Some("start such a standby, or empty synchronous_standby_names until there is one"),
+        ),
+        Guarantee::Hidden => (
+            Verdict::Warn,
+            "synchronous, if a standby of synchronous_standby_names is connected",
+            Some("grant pg_monitor to the user, so that this can be checked"),
         ),
     };
     let found = format!("{guarantee}; {} standbys connected", health.standbys);
@@ -55,19 +64,23 @@ mod tests {
 
     #[test]
     fn the_guarantee_follows_from_settings_and_connected_standbys() {
-        let of = |names: &str, commit: &str, standbys| {
+        let of = |names: &str, commit: &str, standbys, synchronous_standbys| {
             guarantee(&DatabaseHealth {
+                synchronous_standbys,
                 synchronous_standby_names: names.into(),
                 synchronous_commit: commit.into(),
                 standbys,
                 ..healthy()
             })
         };
-        assert_eq!(of("", "on", 0), Guarantee::Single);
-        assert_eq!(of("", "on", 2), Guarantee::Asynchronous);
-        assert_eq!(of("ANY 1 (a, b)", "on", 2), Guarantee::Synchronous);
-        assert_eq!(of("*", "remote_write", 1), Guarantee::Synchronous);
-        assert_eq!(of("*", "local", 1), Guarantee::Asynchronous);
-        assert_eq!(of("*", "on", 0), Guarantee::Waiting);
+        assert_eq!(of("", "on", 0, Some(0)), Guarantee::Single);
+        assert_eq!(of("", "on", 2, Some(0)), Guarantee::Asynchronous);
+        assert_eq!(of("ANY 1 (a, b)", "on", 2, Some(2)), Guarantee::Synchronous);
+        assert_eq!(of("*", "remote_write", 1, Some(1)), Guarantee::Synchronous);
+        assert_eq!(of("*", "local", 1, Some(0)), Guarantee::Asynchronous);
+        assert_eq!(of("*", "on", 0, Some(0)), Guarantee::Waiting);
+        // Only another standby is connected.
+        assert_eq!(of("ANY 1 (a, b)", "on", 1, Some(0)), Guarantee::Waiting);
+        assert_eq!(of("a", "on", 1, None), Guarantee::Hidden);
     }
 }

@@ -21,6 +21,8 @@ pub struct DatabaseHealth {
     pub synchronous_standby_names: String,
     /// Standbys that follow now.
     pub standbys: i64,
+    /// Those of them that commits wait for; `None` if this user may not see it.
+    pub synchronous_standbys: Option<i64>,
     pub max_connections: i32,
     /// Connections reserved for superusers and privileged roles.
     pub reserved: i32,
@@ -68,6 +70,10 @@ impl Store {
                     current_setting('synchronous_commit') AS synchronous_commit,
                     current_setting('synchronous_standby_names') AS synchronous_standby_names,
                     (SELECT count(*) FROM pg_stat_replication WHERE coalesce(state, 'streaming') = 'streaming') AS standbys,
+                    -- The columns are visible to members of pg_monitor only.
+                    (SELECT CASE WHEN count(*) = count(sync_state) THEN count(*) FILTER (WHERE sync_state IN ('sync', 'quorum'))
+                             END
+                       FROM pg_stat_replication WHERE coalesce(state, 'streaming') = 'streaming') AS synchronous_standbys,
                     current_setting('max_connections')::int AS max_connections,
                     current_setting('superuser_reserved_connections')::int
                         + coalesce(current_setting('reserved_connections', true)::int, 0) AS reserved,
