@@ -39,6 +39,16 @@ async fn fire(place: &CallScene, message: &str) -> Result<String> {
     Ok(text(&trigger["id"]).to_owned())
 }
 
+/// Waits until a trigger reports that it could not invoke its action, and returns the text.
+async fn wait_for_error(place: &CallScene, trigger: &str) -> Result<String> {
+    wait::until_ok("the error of a trigger", SOON, || async {
+        let shown = place.key.get(&format!("/v1/triggers/{trigger}")).await?.success()?;
+        anyhow::ensure!(shown["last_error"].is_string(), "{shown}");
+        anyhow::Ok(text(&shown["last_error"]).to_owned())
+    })
+    .await
+}
+
 async fn gets_nothing(socket: &mut NodeSocket) {
     let invoked = socket
         .expect_where("an invocation", Duration::from_millis(500), |frame| frame["type"] == "action.invoke")
@@ -88,12 +98,7 @@ async fn a_policy_for_spawns_is_never_bypassed() -> Result<()> {
             place.ann().post(path, json!({ "input": spawn("e", None) })).await?.refused(503, "handler_unavailable")?;
         }
         let trigger = fire(&place, "away").await?;
-        wait::until_ok("the trigger to report that its action is unavailable", SOON, || async {
-            let shown = place.key.get(&format!("/v1/triggers/{trigger}")).await?.success()?;
-            anyhow::ensure!(shown["last_error"].is_string(), "{shown}");
-            anyhow::Ok(())
-        })
-        .await?;
+        wait_for_error(&place, &trigger).await?;
         gets_nothing(&mut worker).await;
         assert_eq!(place.key.delete(&format!("/v1/nodes/{policy_node}")).await?.status, 204);
     }
@@ -145,6 +150,42 @@ async fn a_policy_that_is_away_queues_nothing() -> Result<()> {
         place.ann().post("/v1/agents/spawn", spawn.clone()).await?.refused(503, "handler_unavailable")?;
         let path = "/v1/actions/spawn:sh/invoke";
         place.ann().post(path, json!({ "input": spawn })).await?.refused(503, "handler_unavailable")?;
+        assert_eq!(place.key.delete(&format!("/v1/nodes/{node}")).await?.status, 204);
+    }
+    Ok(())
+}
+
+/// Actions of named providers that own the name of a capacity on their nodes only, invoked by a trigger.
+#[tokio::test]
+async fn a_trigger_of_policies_of_nodes_needs_the_right_to_spawn_and_queues_nothing() -> Result<()> {
+    let place = CallScene::new("policy-trigger").await?;
+    let capability = json!([{ "name": "spawn:sh", "kind": "action", "queue": true }]);
+    let mut policies = Vec::new();
+    for node in ["first", "second"] {
+        policies.push(connect(&place, node, "rules", capability.clone()).await?);
+        // One node and several are addressed in different ways.
+        place.key.patch("/v1/agents/ann", json!({ "rights": { "spawn": false } })).await?.success()?;
+        let refused = fire(&place, &format!("without-right-{node}")).await?;
+        assert_eq!(wait_for_error(&place, &refused).await?, "refused: spawn_denied");
+        place.key.patch("/v1/agents/ann", json!({ "rights": { "spawn": null } })).await?.success()?;
+    }
+    let permitted = fire(&place, "with-right").await?;
+    let (first, second) = policies.split_at_mut(1);
+    let (frame, policy) = tokio::select! {
+        frame = next_frame(&mut first[0]) => (frame?, &first[0]),
+        frame = next_frame(&mut second[0]) => (frame?, &second[0]),
+    };
+    assert_eq!(text(&frame["input"]["text"]), "with-right", "nothing was invoked before: {frame}");
+    assert_eq!(text(&frame["input"]["trigger_id"]), permitted);
+    send_result(policy, text(&frame["invocation_id"]), json!({})).await?;
+    for (policy, node) in policies.into_iter().zip(["first", "second"]) {
+        policy.close().await?;
+        goes_offline(&place, node).await;
+    }
+    for (node, message) in [("first", "both-away"), ("second", "one-away")] {
+        let trigger = fire(&place, message).await?;
+        let error = wait_for_error(&place, &trigger).await?;
+        assert!(error.starts_with("no handler is available"), "{error}");
         assert_eq!(place.key.delete(&format!("/v1/nodes/{node}")).await?.status, 204);
     }
     Ok(())

@@ -126,10 +126,8 @@ impl Actions {
             return Ok(before);
         }
         check_name("action", &request.name, MAX_ACTION_NAME_BYTES)?;
-        if let Some(caller) = caller
-            && request.name.starts_with(SPAWN_PREFIX)
-        {
-            self.core.authorize(caller, Operation::Spawn).await?;
+        if let Some(caller) = caller {
+            self.authorize_spawn(caller, &request.name).await?;
         }
         let given = request.input.filter(|input| !input.is_null()).unwrap_or_else(|| Map::new().into());
         if !given.is_object() {
@@ -265,6 +263,14 @@ impl Actions {
             created_at: row.created_at,
             replayed: true,
         })
+    }
+
+    /// Checks that an agent may spawn, if the name is that of a capacity to spawn.
+    pub(super) async fn authorize_spawn(&self, caller: &AgentCaller, name: &str) -> EngineResult<()> {
+        if name.starts_with(SPAWN_PREFIX) {
+            self.core.authorize(caller, Operation::Spawn).await?;
+        }
+        Ok(())
     }
 
     /// Checks that an agent may invoke an action. A denial is recorded for the agent and for observers, up to a bound.

@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     Actions, InvocationRequest,
-    call::{Callee, Handler, WaitPolicy, action_handler},
+    call::{Callee, Handler, WaitPolicy, action_handler, policy_handler},
     trigger_patterns::TriggerPattern,
 };
 use crate::{
@@ -138,9 +138,7 @@ impl Actions {
         if creator.rights.has(Right::TriggerAny) {
             return Ok(());
         }
-        if action.starts_with(SPAWN_PREFIX) {
-            self.core.authorize(creator, Operation::Spawn).await?;
-        }
+        self.authorize_spawn(creator, action).await?;
         match self.find_callee(creator.scope, None, action).await? {
             Callee::Action(row) | Callee::Policy(row) => self.check_caller(creator.scope, Some(creator), &row).await,
             Callee::Capacity => Ok(()),
@@ -175,6 +173,9 @@ impl Actions {
             self.check_creator(&creator, &trigger.action_name).await?;
         }
         let caller = party(message.agent_id);
+        if let Some(author) = &caller {
+            self.authorize_spawn(author, &trigger.action_name).await?;
+        }
         let input = trigger_input(trigger_id, message);
         let key = IdempotencyKey {
             hash: Sha256::digest(format!("trigger {trigger_id} {}", message.id)).into(),
@@ -199,24 +200,27 @@ impl Actions {
     }
 
     /// Returns the handler of an action that no handler owns in the workspace and nodes have of their own. One node is
-    /// addressed as such, so that its queue counts; several share the work.
+    /// addressed as such, so that its queue counts; several share the work. An action with the name of a capacity to spawn
+    /// is a policy of its node, and queues nothing.
     async fn node_handler(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Option<Handler>> {
         match self.find_callee(scope, None, name).await? {
             Callee::Action(_) | Callee::Policy(_) => return Ok(None),
             Callee::Capacity => {}
         }
-        let actions = self.core.store.node_actions_named(scope, name, 2).await?;
-        Ok(match actions.as_slice() {
-            [] => None,
-            [only] => Some(action_handler(only)),
-            _ => Some(Handler::Node {
+        let is_policy = name.starts_with(SPAWN_PREFIX);
+        let mut actions = self.core.store.node_actions_named(scope, name, 2).await?;
+        let Some(action) = actions.pop() else { return Ok(None) };
+        Ok(Some(match (actions.is_empty(), is_policy) {
+            (true, true) => policy_handler(action),
+            (true, false) => action_handler(&action),
+            (false, _) => Handler::Node {
                 capability: name.to_owned(),
                 target: None,
                 provider: None,
                 only_capacity: false,
-                wait_policy: WaitPolicy::AsDeclared,
-            }),
-        })
+                wait_policy: if is_policy { WaitPolicy::Never } else { WaitPolicy::AsDeclared },
+            },
+        }))
     }
 
     /// Returns whether a webhook's message was produced by an action: the call or its payload names the invocation. It fires
