@@ -334,3 +334,46 @@ async fn an_agent_ends_when_it_leaves_its_node_in_another_way() -> Result<()> {
     );
     Ok(())
 }
+
+/// An agent ends on the node that it leaves: bound elsewhere over REST, registered by another node, or named in another
+/// node's inventory.
+#[tokio::test]
+async fn an_agent_that_moves_has_ended_on_its_former_node() -> Result<()> {
+    let mut scene = Scene::new("box").await?;
+    let mut listed = Vec::new();
+    for name in ["bound", "registered", "named", "deleted"] {
+        listed.push((scene.socket.register_agent(name).await?["agent_id"].clone(), json!(name)));
+    }
+    let list: Vec<_> = listed.iter().map(|(id, name)| (id, name)).collect();
+    inventory(&mut scene.socket, &list).await?;
+    let token = scene.key.create_broker_node("node_barn", "barn").await?.token;
+    let mut barn = NodeSocket::connect(&scene.key.ws_base(), &token).await?;
+    barn.register_broker("node_barn", "barn", "run-1").await?;
+    scene.key.bind("barn", "bound").await?;
+    // It has never run on the second node.
+    scene.key.bind("barn", "deleted").await?;
+    scene.key.delete("/v1/agents/deleted").await?.success().ok();
+    // The first node ends its other agents' sessions without a word about them, and they come up on the second one.
+    for name in ["registered", "named"] {
+        scene.key.patch(&format!("/v1/agents/{name}"), json!({ "status": "offline" })).await?.success()?;
+    }
+    barn.register_agent("registered").await?;
+    inventory(&mut barn, &[list[1], list[2]]).await?;
+    inventory(&mut barn, &[list[1], list[2]]).await?;
+    inventory(&mut scene.socket, &[]).await?;
+
+    let exits = wait_for_exits(&scene.key, 4).await?;
+    let mut seen: Vec<_> = exits.iter().map(exit).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [("bound", "moved"), ("deleted", "moved"), ("named", "moved"), ("registered", "moved")]);
+    for event in &exits {
+        assert_eq!(text(&event["payload"]["node_id"]), scene.node_id.as_str(), "{event}");
+    }
+    // They run on the second node now, and end there once more.
+    inventory(&mut barn, &[]).await?;
+    let exits = wait_for_exits(&scene.key, 6).await?;
+    let mut later: Vec<_> = exits[4..].iter().map(exit).collect();
+    later.sort_unstable();
+    assert_eq!(later, [("named", "missing_from_inventory"), ("registered", "missing_from_inventory")]);
+    Ok(())
+}

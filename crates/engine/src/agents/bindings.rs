@@ -62,13 +62,14 @@ impl Agents {
             session_ref: request.session_ref.as_deref(),
             priority: request.priority,
         };
-        match self.core.store.bind_agent(scope, new).await? {
+        match self.core.store.bind_agent(scope, new, self.core.now()).await? {
             BindOutcome::NoAgent => Err(EngineError::NotFound(Missing::Agent(request.agent_name.clone()))),
             BindOutcome::NoNode => Err(EngineError::NotFound(Missing::Node(node.name))),
             BindOutcome::Full { max_agents } => {
                 Err(EngineError::Conflict(Conflict::NodeCapacity { node: node.name, max_agents }))
             }
-            BindOutcome::Bound { agent, from } => {
+            BindOutcome::Bound { agent, from, recorded } => {
+                self.core.announce(recorded);
                 let mut nodes = vec![from];
                 if !nodes.contains(&node_id) {
                     nodes.push(node_id.clone());

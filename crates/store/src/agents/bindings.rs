@@ -92,6 +92,8 @@ pub enum BindOutcome {
         agent: AgentId,
         /// Former location.
         from: NodeId,
+        /// End of the agent on the node that it ran on, if that is another one.
+        recorded: RecordedEvents,
     },
     NoAgent,
     /// The node was deleted meanwhile.
@@ -138,7 +140,12 @@ impl Store {
 
     /// Moves an agent to a node. Its provider becomes the node's only one, or the most suitable connected one; it is
     /// unassigned where several are equally suitable. An agent that is bound to the node already keeps its binding.
-    pub async fn bind_agent(&self, scope: WorkspaceScope, new: NewBinding<'_>) -> StoreResult<BindOutcome> {
+    pub async fn bind_agent(
+        &self,
+        scope: WorkspaceScope,
+        new: NewBinding<'_>,
+        at: DateTime<Utc>,
+    ) -> StoreResult<BindOutcome> {
         let doing = "binding an agent to a node";
         let NewBinding { node, .. } = new;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -155,8 +162,8 @@ impl Store {
             return Ok(BindOutcome::NoNode);
         }
         let (node_limit, kind) = locked.unzip();
-        let agent: Option<(AgentId, NodeId)> = sqlx::query_as(
-            "SELECT agent_id, node_id FROM agents
+        let agent: Option<(AgentId, NodeId, Option<NodeId>)> = sqlx::query_as(
+            "SELECT agent_id, node_id, hosted_on FROM agents
               WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL FOR UPDATE",
         )
         .bind(scope.workspace_id())
@@ -164,7 +171,7 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        let Some((agent, from)) = agent else { return Ok(BindOutcome::NoAgent) };
+        let Some((agent, from, host)) = agent else { return Ok(BindOutcome::NoAgent) };
 
         let providers = assignment::read_providers(&mut tx, scope, node).await?;
         // A node without a row is implicit and has no limit of its own.
@@ -177,8 +184,11 @@ impl Store {
             Some(NodeKind::HttpPush) => mailboxes::place_mailbox(&mut tx, scope, agent, node).await?,
             Some(NodeKind::Ws | NodeKind::Poll) | None => {}
         }
+        let moved = host.into_iter().map(|host| (agent, host));
+        let events = sessions::move_events(&mut tx, scope, node, moved).await?;
+        let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(BindOutcome::Bound { agent, from })
+        Ok(BindOutcome::Bound { agent, from, recorded })
     }
 
     /// Returns an agent that is bound to the node to its implicit direct node. `None` when it is not bound there.
@@ -251,7 +261,7 @@ async fn move_agent(
                 rebound_at = CASE WHEN bound_at IS NOT NULL THEN relay_now() END,
                 session_ref = coalesce($7, CASE WHEN node_id = $3 THEN session_ref END),
                 priority = coalesce($8, CASE WHEN node_id = $3 THEN priority ELSE 0 END),
-                node_id = $3
+                hosted_on = CASE WHEN hosted_on = $3 THEN hosted_on END, node_id = $3
           WHERE workspace_id = $1 AND agent_id = $2",
     )
     .bind(scope.workspace_id())

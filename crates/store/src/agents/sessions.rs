@@ -1,6 +1,8 @@
 //! Sessions of agents that nodes run: results of spawns, the node of a session, releases, and events at the end of a session.
 //! Main type: [`AgentRelease`]; called by the engine's spawn and release use cases and by the worker.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, InvocationId, NodeId, WorkspaceId, WorkspaceScope, access::token::TokenHash, agents::AgentStatus,
@@ -348,6 +350,24 @@ impl Store {
         .map_err(StoreError::from_sqlx("marking mailboxes as emptied"))?;
         Ok(())
     }
+}
+
+/// Creates the exit events of agents that move to `node` from another node that they ran on.
+pub(crate) async fn move_events(
+    tx: &mut Session,
+    scope: WorkspaceScope,
+    node: &NodeId,
+    hosts: impl Iterator<Item = (AgentId, NodeId)>,
+) -> StoreResult<Vec<Event>> {
+    let mut left: BTreeMap<NodeId, Vec<AgentId>> = BTreeMap::new();
+    for (agent, host) in hosts.filter(|(_, host)| host != node) {
+        left.entry(host).or_default().push(agent);
+    }
+    let mut events = Vec::new();
+    for (host, agents) in left {
+        events.extend(exit_events(tx, scope, &host, &agents, "moved").await?);
+    }
+    Ok(events)
 }
 
 /// Creates the exit events of agents of a node; the callers of their spawns receive them. An agent with a release was

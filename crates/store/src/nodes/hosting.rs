@@ -91,6 +91,8 @@ struct KnownAgent {
     node_id: NodeId,
     provider: Option<ProviderName>,
     status: AgentStatus,
+    /// Node that it runs on, as far as nodes have reported.
+    hosted_on: Option<NodeId>,
     /// `true` if a live gateway holds a provider for it at its current location.
     hosted: bool,
     /// `true` if its provider lost the connection a short time ago and did not deregister.
@@ -113,7 +115,8 @@ impl Store {
     }
 
     /// Moves an agent to the fence's node and provider and marks it online. Returns the previous node and the recorded
-    /// events, or `None` if the fence does not hold or the agent was deleted.
+    /// events, among them the agent's end on another node that it ran on. `None` if the fence does not hold or the agent
+    /// was deleted.
     ///
     /// `FOR SHARE` on the provider blocks a takeover until the commit; several agents may register concurrently.
     pub async fn host_agent(
@@ -131,7 +134,7 @@ impl Store {
                  SELECT 1 FROM providers
                   WHERE workspace_id = $1 AND node_id = $3 AND provider = $4 AND epoch = $5 FOR SHARE
              ), before AS (
-                 SELECT node_id, name, status FROM agents
+                 SELECT node_id, name, status, hosted_on FROM agents
                   WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR UPDATE
              ), moved AS (
                  UPDATE agents
@@ -144,7 +147,7 @@ impl Store {
                     AND EXISTS (SELECT 1 FROM held) AND EXISTS (SELECT 1 FROM before)
               RETURNING agent_id
              )
-             SELECT before.node_id, before.name, before.status FROM before, moved",
+             SELECT before.node_id, before.name, before.status, before.hosted_on FROM before, moved",
         )
         .bind(fence.scope.workspace_id())
         .bind(agent)
@@ -158,12 +161,14 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(moved) = moved else { return Ok(None) };
-        let (left, name, status): (NodeId, String, AgentStatus) = decode_row("agents", &moved)?;
-        let events = if status == AgentStatus::Active {
+        let (left, name, status, host): (NodeId, String, AgentStatus, Option<NodeId>) = decode_row("agents", &moved)?;
+        let mut events = if status == AgentStatus::Active {
             Vec::new()
         } else {
             vec![status_event(agent, &name, AgentStatus::Active)]
         };
+        let hosts = host.into_iter().map(|host| (agent, host));
+        events.extend(sessions::move_events(&mut tx, fence.scope, &fence.node_id, hosts).await?);
         let recorded = events::append(&mut tx, fence.scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some((left, recorded)))
@@ -252,6 +257,8 @@ impl Store {
         let reconciled = spawn::reconcile_spawns(&mut tx, fence, &spawned, at).await?;
         let (scope, node) = (fence.scope, &fence.node_id);
         events.extend(sessions::exit_events(&mut tx, scope, node, &ended, "missing_from_inventory").await?);
+        let hosts = known.into_values().filter_map(|agent| Some((agent.agent_id, agent.hosted_on?)));
+        events.extend(sessions::move_events(&mut tx, scope, node, hosts).await?);
         let recorded = events::append(&mut tx, fence.scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         let ListedChanges { rebound, left, .. } = changes;
@@ -266,7 +273,7 @@ async fn lock_listed(
     listed: &[ListedAgent],
 ) -> StoreResult<HashMap<AgentId, KnownAgent>> {
     let rows = sqlx::query(
-        "SELECT a.agent_id, a.name, a.node_id, a.provider, a.status,
+        "SELECT a.agent_id, a.name, a.node_id, a.provider, a.status, a.hosted_on,
                 EXISTS (SELECT 1 FROM providers p JOIN gateways g ON g.gateway_id = p.gateway_id
                          WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
                            AND (a.provider IS NULL OR p.provider = a.provider)

@@ -147,7 +147,7 @@ async fn an_agents_own_node_rotates_its_token_until_the_agent_is_bound() {
         assert_eq!(outcome, DirectTokenOutcome::Minted { replaced_token: replaced.map(TokenHash::from_token) });
     }
     enrol(&db, &enrolment(Some("n1"), "box", "t3")).await;
-    let bound = db.store.bind_agent(scope, binding(&NodeId::new("n1"), "ada", "anb_1")).await.unwrap();
+    let bound = db.store.bind_agent(scope, binding(&NodeId::new("n1"), "ada", "anb_1"), db.now).await.unwrap();
     assert!(matches!(bound, BindOutcome::Bound { from, .. } if from == NodeId::direct(ada)));
     let outcome = db.store.mint_direct_token(scope, ada, 1, TokenHash::from_token("t4")).await.unwrap();
     assert_eq!(outcome, DirectTokenOutcome::BoundElsewhere(NodeId::new("n1")));
@@ -169,7 +169,7 @@ async fn a_bind_takes_the_only_provider_and_respects_capacity() {
     goes_live(&db, "n1").await;
     db.run("UPDATE providers SET max_agents = 2").await;
     let node = NodeId::new("n1");
-    let bind = async |name: &str, id: &str| db.store.bind_agent(scope, binding(&node, name, id)).await.unwrap();
+    let bind = async |name: &str, id: &str| db.store.bind_agent(scope, binding(&node, name, id), db.now).await.unwrap();
     assert!(matches!(bind("ada", "anb_1").await, BindOutcome::Bound { .. }));
     assert!(matches!(bind("ada", "anb_2").await, BindOutcome::Bound { from, .. } if from == node));
     assert!(matches!(bind("bob", "anb_3").await, BindOutcome::Bound { .. }));
@@ -201,7 +201,7 @@ async fn a_bind_takes_the_provider_that_has_agents_and_not_one_beside_it() {
     .await;
     let node = NodeId::new("n1");
     let bind = async |name: &str| {
-        let bound = db.store.bind_agent(scope, binding(&node, name, "anb")).await.unwrap();
+        let bound = db.store.bind_agent(scope, binding(&node, name, "anb"), db.now).await.unwrap();
         assert!(matches!(bound, BindOutcome::Bound { .. }));
         let bindings = db.store.bindings(scope, &node, None, 10).await.unwrap();
         let bound = bindings.into_iter().find(|binding| binding.agent_name == name).unwrap();
@@ -242,7 +242,7 @@ async fn providers_that_are_equally_fit_share_the_agents_of_no_particular_one() 
         let positions = db.store.positions_of_provider(scope, &node, &ProviderName::new(provider)).await.unwrap();
         positions.into_iter().map(|position| position.agent_id).collect::<Vec<_>>()
     };
-    db.store.bind_agent(scope, binding(&node, "ada", "anb")).await.unwrap();
+    db.store.bind_agent(scope, binding(&node, "ada", "anb"), db.now).await.unwrap();
     for provider in ["broker", "other", "not registered yet"] {
         assert_eq!(served(provider).await, [ada], "{provider}");
     }
