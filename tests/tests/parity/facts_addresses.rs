@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use relay_acceptance::{
+    calls::SOON,
     room::{rows, text},
     spawning::post_with_key,
 };
@@ -145,7 +146,7 @@ async fn direct_messages_carry_the_address_of_their_sender() -> Result<()> {
     key.create_broker_node("node_box", "box").await?;
     key.bind("box", "ann").await?;
     let forged = json!({ "to": "bob", "text": "hello", "data": { "a": 1, "__relaycast_from_address": "eve@box" } });
-    key.as_agent(&ann).post("/v1/dm", forged).await?.success()?;
+    let sent = key.as_agent(&ann).post("/v1/dm", forged).await?.success()?;
     // Live and replayed frames are equal.
     let mut frames = Vec::new();
     for _ in 0..2 {
@@ -161,6 +162,19 @@ async fn direct_messages_carry_the_address_of_their_sender() -> Result<()> {
     let path = format!("/v1/dm/{}/messages", text(&data["conversation_id"]));
     let listed = other.as_agent(&bob).get(&path).await?.success()?;
     assert_eq!(text(&listed[0]["from_address"]), "ann@box", "{listed}");
+
+    // A reply in its thread carries the address as well; a message in a channel has none.
+    let path = format!("/v1/messages/{}/replies", text(&sent["id"]));
+    key.as_agent(&ann).post(&path, json!({ "text": "a reply" })).await?.success()?;
+    key.as_agent(&ann).post_message("general", "to all").await?.success()?;
+    let delivered = other.as_agent(&bob).get("/v1/deliveries").await?.success()?;
+    let addresses: Vec<_> = rows(&delivered).iter().map(|row| row["message"].get("from_address")).collect();
+    assert_eq!(addresses, [Some(&json!("ann@box")), Some(&json!("ann@box")), None], "{delivered}");
+    let mut socket = other.as_agent(&bob).direct_socket().await?;
+    let reply = socket.expect_where("the reply", SOON, |frame| frame["payload"]["type"] == "thread.reply").await?;
+    assert_eq!(reply["payload"]["data"]["from_address"], "ann@box", "{reply}");
+    let post = socket.expect_where("the post", SOON, |frame| frame["payload"]["type"] == "message.created").await?;
+    assert_eq!(post["payload"]["data"].get("from_address"), None, "{post}");
     Ok(())
 }
 

@@ -90,6 +90,8 @@ pub struct DeliveryMessage {
     pub agent_id: AgentId,
     /// Name of the author.
     pub agent_name: String,
+    /// Address that the author of a direct message had.
+    pub from_address: Option<String>,
     /// Text of the message; empty in lists until it is read.
     pub text: String,
     /// Root of the thread, for replies.

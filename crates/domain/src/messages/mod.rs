@@ -37,7 +37,7 @@ pub fn client_metadata(stored: &JsonText) -> JsonText {
 }
 
 /// Metadata key with the address of the author of a direct message.
-const FROM_ADDRESS: &str = "__relaycast_from_address";
+pub const FROM_ADDRESS: &str = "__relaycast_from_address";
 
 /// Returns metadata with the address that the author of a direct message had.
 #[must_use]

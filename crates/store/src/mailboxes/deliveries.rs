@@ -4,6 +4,7 @@ use const_format::formatcp;
 use relay_domain::{
     AgentId, DeliveryId, WorkspaceScope,
     mailboxes::{Delivery, DeliveryMessage, DeliveryNode, SettlementRecord, delivery::DeliveryState},
+    messages::FROM_ADDRESS,
 };
 use sqlx::{FromRow, Row, postgres::PgRow};
 
@@ -68,6 +69,7 @@ fn message_of(row: &PgRow) -> sqlx::Result<Option<DeliveryMessage>> {
     Ok(Some(DeliveryMessage {
         agent_id,
         agent_name: row.try_get("message_agent_name")?,
+        from_address: row.try_get("message_from_address")?,
         text: row.try_get("message_text")?,
         thread_id: row.try_get("message_thread_id")?,
         created_at: row.try_get("message_created_at")?,
@@ -105,7 +107,9 @@ macro_rules! delivery_rows {
                             AND t.created_on >= d.created_on AND t.error IS NULL)
                     END AS handed_over_at,
                     n.kind AS node_kind, n.role AS node_role, n.delivery_adapter AS node_adapter,
-                    m.agent_id AS message_agent_id, m.agent_name AS message_agent_name, "),
+                    m.agent_id AS message_agent_id, m.agent_name AS message_agent_name,
+                    CASE WHEN ch.conversation_id IS NOT NULL THEN m.metadata ->> '{FROM_ADDRESS}' END
+                        AS message_from_address, "),
             $text,
             formatcp!(" AS message_text, octet_length(m.text)::bigint AS content_bytes,
                     m.thread_id AS message_thread_id, m.created_at AS message_created_at, ch.conversation_id

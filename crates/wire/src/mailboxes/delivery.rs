@@ -170,6 +170,10 @@ pub struct DeliveredMessage {
     pub agent_id: Option<String>,
     /// Name of the author.
     pub agent_name: Option<String>,
+    /// Address that reached the author when it wrote the message; of direct messages only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = "ada@box")]
+    pub from_address: Option<String>,
     /// Text of the message.
     pub text: String,
     /// Id of the message that the thread starts from; null outside of threads.

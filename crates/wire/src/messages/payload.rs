@@ -45,6 +45,9 @@ pub(crate) struct ChannelData<'a> {
     thread_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     conversation_id: Option<&'a str>,
+    /// Sender's address, of a thread reply in a conversation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_address: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mentions: Option<&'a [String]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -161,6 +164,7 @@ impl<'a> MessageView<'a> {
             has_attachments: message.has_attachments(),
             thread_id: message.thread_id.map(|id| id.to_string()),
             conversation_id,
+            from_address: conversation_id.and_then(|_| from_address(&message.metadata)),
             mentions: root.then_some(message.mentions.as_slice()),
             attachments: root.then_some(&message.attachments),
             injection_mode: root.then_some(message.mode.as_str()),

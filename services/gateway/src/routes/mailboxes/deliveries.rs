@@ -219,6 +219,7 @@ fn to_delivered_message(delivery: &Delivery) -> Option<wire::DeliveredMessage> {
         channel_id: delivery.client_channel_id()?,
         agent_id: Some(message.agent_id.to_string()),
         agent_name: Some(message.agent_name.clone()),
+        from_address: message.from_address.clone(),
         text: message.text.clone(),
         thread_id: message.thread_id.map(|id| id.to_string()),
         created_at: message.created_at.into(),
