@@ -82,3 +82,22 @@ async fn an_invocation_that_waits_for_an_expired_node_moves() -> Result<()> {
     assert_eq!(next_invocation(&mut host, MOVED_WITHIN).await?, asked["invocation_id"].as_str().unwrap_or_default());
     Ok(())
 }
+
+#[tokio::test]
+async fn an_invocation_that_moved_fails_with_its_deleted_action() -> Result<()> {
+    let place = CallScene::new("moves-deleted").await?;
+    let (first, second) = (place.node("first").await?, place.node("second").await?);
+    let capabilities = json!([{ "name": "build", "kind": "action" }]);
+    let mut owner = socket(&first, 0).await?;
+    owner.request(register(&first, "default", &capabilities, 0)).await?;
+    let id = place.invoke("build", json!({})).await?;
+    assert_eq!(next_invocation(&mut owner, SOON).await?, id);
+    let mut host = socket(&second, 1).await?;
+    host.request(register(&second, "tools", &capabilities, 0)).await?;
+    expire(&place, &first).await?;
+    assert_eq!(next_invocation(&mut host, MOVED_WITHIN).await?, id);
+    assert_eq!(place.key.delete("/v1/actions/build").await?.status, 204);
+    let failed = place.wait_for_outcome("build", &id).await?;
+    assert_eq!((&failed["status"], &failed["error"]), (&json!("failed"), &json!("action_deleted")), "{failed}");
+    Ok(())
+}

@@ -261,14 +261,15 @@ async fn fail_open_invocations(
     at: DateTime<Utc>,
     epoch: Option<i64>,
 ) -> StoreResult<OutcomeBatch> {
-    // A spawn has the name `spawn` and the capability of the action.
+    // A spawn has the name `spawn` and the capability of the action. An invocation that moved from the handler's expired
+    // node names no node any more.
     let statement = formatcp!(
         "WITH open AS MATERIALIZED (
              SELECT i.invocation_id FROM invocations i
               WHERE i.workspace_id = $1 AND i.completed_at IS NULL AND coalesce(i.capability, i.action_name) = $2
                 AND CASE WHEN $3::bigint IS NULL
-                         THEN i.handler_agent_id IS NULL AND NOT i.only_capacity AND i.target_node_id = $4
-                              AND i.target_provider IS NOT DISTINCT FROM $5
+                         THEN i.handler_agent_id IS NULL AND NOT i.only_capacity AND CASE WHEN i.target_node_id IS NULL THEN $4 = ANY (i.tried)
+                                       ELSE i.target_node_id = $4 AND i.target_provider IS NOT DISTINCT FROM $5 END
                          ELSE i.handler_agent_id = $3 END
               ORDER BY i.invocation_id FOR UPDATE OF i
          )
