@@ -208,6 +208,11 @@ async fn a_registration_names_its_contract_and_its_node_may_repeat_it() -> Resul
     let again = elsewhere.register_agent("worker").await?;
     assert_eq!(again["agent_id"], first["agent_id"]);
     assert_ne!(again["token"], first["token"]);
+    let stranger = scene.key.create_broker_node("node_barn", "barn").await?.token;
+    let mut stranger = NodeSocket::connect(&scene.key.ws_base(), &stranger).await?;
+    stranger.register_broker("node_barn", "barn", "run-1").await?;
+    let refused = stranger.register_agent("worker").await.expect_err("an agent of another node");
+    assert!(refused.to_string().contains("agent_already_exists"), "{refused:#}");
 
     let recover = |id: &str| json!({ "v": 1, "type": "agent.recover", "name": "worker", "expected_agent_id": id });
     for id in ["1", "not-an-id"] {
