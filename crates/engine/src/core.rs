@@ -6,7 +6,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use relay_domain::{GatewayId, WorkspaceId, WorkspaceScope};
+use relay_domain::{GatewayId, WorkspaceScope, workspaces::family::FamilyId};
 use relay_store::Store;
 use relay_tasks::byte_budget::ByteBudget;
 use tokio::sync::mpsc;
@@ -17,6 +17,7 @@ use crate::{
     events::announcement::Announcement,
     fair_places::{FairPlaces, Place},
     hints::Hints,
+    workspaces::families::Families,
 };
 
 /// Storage, ids, the clock, hints, announcements and shared bounds. Cheap to clone; all clones share their state.
@@ -27,10 +28,11 @@ pub(crate) struct Core {
     pub(crate) hints: Arc<Hints>,
     pub(crate) announcer: mpsc::Sender<Announcement>,
     pub(crate) refusals: Arc<RefusalLog>,
+    pub(crate) families: Families,
     /// Memory for the contents of deliveries that are read from storage.
-    pub(crate) bodies: ByteBudget<WorkspaceId>,
+    pub(crate) bodies: ByteBudget<FamilyId>,
     /// Memory for message bodies in answers to clients, until they are sent.
-    pub(crate) answers: ByteBudget<WorkspaceId>,
+    pub(crate) answers: ByteBudget<FamilyId>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
     /// Places of reads that scan. They share the database with commits.
@@ -39,9 +41,9 @@ pub(crate) struct Core {
     pub(crate) large_reads: FairPlaces,
 }
 
-/// Scans at the same time in this process; a workspace has one.
+/// Scans at the same time in this process; a family has one.
 pub(crate) const CONCURRENT_SCANS: usize = 4;
-/// Large reads at the same time in this process, half of a gateway's connections; a workspace has one.
+/// Large reads at the same time in this process, half of a gateway's connections; a family has one.
 pub(crate) const CONCURRENT_LARGE_READS: usize = 8;
 /// Longest wait for a place: some scans of the same workspace, far below the 30 s that a request may take.
 const SCAN_WAIT: Duration = Duration::from_secs(5);
@@ -59,9 +61,22 @@ impl Core {
     /// Waits for the place of a read that scans: a search, statistics, or a list of a whole workspace.
     ///
     /// # Errors
-    /// When other scans, above all of the same workspace, take too long.
+    /// When other scans, above all of the same family, take too long.
     pub(crate) async fn take_scan_place(&self, scope: WorkspaceScope) -> EngineResult<Place> {
-        self.scans.take(scope, SCAN_WAIT).await.ok_or(EngineError::Overloaded)
+        self.scans.take(self.family(scope).await, SCAN_WAIT).await.ok_or(EngineError::Overloaded)
+    }
+
+    /// Returns the family of a workspace. It is known from the token of a caller, and read otherwise.
+    pub(crate) async fn family(&self, scope: WorkspaceScope) -> FamilyId {
+        let workspace = scope.workspace_id();
+        if let Some(known) = self.families.find(workspace) {
+            return known;
+        }
+        match self.store.answerable_workspace(scope).await {
+            Ok(answerable) => self.families.remember(workspace, answerable),
+            // It counts alone until storage answers.
+            Err(_) => FamilyId::of_workspace(workspace, None),
+        }
     }
 
     /// Id of this gateway, if this process is one.

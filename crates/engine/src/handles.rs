@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use relay_domain::WorkspaceId;
+use relay_domain::{WorkspaceId, workspaces::family::FamilyId};
 use relay_stream::Stream;
 use relay_tasks::{
     TaskSet,
@@ -89,8 +89,8 @@ pub(crate) struct Queues {
     pub(crate) observer_uses: Batches<TokenUse>,
     pub(crate) commits: [CommitLane; 2],
     pub(crate) publishes: mpsc::Receiver<Committed>,
-    pub(crate) calls: Batches<QueuedCall, WorkspaceId>,
-    pub(crate) outcomes: Batches<QueuedOutcome, WorkspaceId>,
+    pub(crate) calls: Batches<QueuedCall, FamilyId>,
+    pub(crate) outcomes: Batches<QueuedOutcome, FamilyId>,
     pub(crate) dispatch_notes: Batches<DispatchNote>,
     pub(crate) online: Batches<OnlineRequest, WorkspaceId>,
 }

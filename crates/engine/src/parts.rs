@@ -7,17 +7,13 @@ use futures::{StreamExt as _, stream::BoxStream};
 use relay_domain::{MessageId, WorkspaceScope};
 use relay_tasks::byte_budget::ByteLease;
 
-use crate::{
-    EngineError, EngineResult,
-    core::Core,
-    fair_places::{FairPlaces, Place},
-};
+use crate::{EngineError, EngineResult, core::Core, fair_places::Place};
 
 /// Bound of the contents of one part; a larger row is a part of its own.
 const PART_BYTES: usize = 1024 * 1024;
 /// Memory of a row besides its contents.
 const ROW_BYTES: usize = 512;
-/// A part above this is read with a place: one for each workspace, so that large lists leave connections to the others.
+/// A part above this is read with a place: one for each family, so that large lists leave connections to the others.
 const LARGE_PART_BYTES: usize = 64 * 1024;
 /// Longest wait for memory, and for a place, below the time that a request may take.
 const MEMORY_WAIT: Duration = Duration::from_secs(15);
@@ -64,9 +60,9 @@ impl Core {
     /// Waits for memory for the bodies of an answer. It is free again when the lease is dropped.
     ///
     /// # Errors
-    /// When other answers, above all of the same workspace, take too long to be sent.
+    /// When other answers, above all of the same family, take too long to be sent.
     pub(crate) async fn reserve_answer(&self, scope: WorkspaceScope, bytes: usize) -> EngineResult<ByteLease> {
-        let reserved = self.answers.reserve(scope.workspace_id(), bytes);
+        let reserved = self.answers.reserve(self.family(scope).await, bytes);
         tokio::time::timeout(MEMORY_WAIT, reserved).await.map_err(|_| EngineError::Overloaded)
     }
 
@@ -114,7 +110,7 @@ impl Core {
         let mut left = VecDeque::from(rows);
         let (keys, bytes) = take_part(&mut left);
         let memory = self.reserve_answer(scope, bytes).await?;
-        let place = take_place(&self.large_reads, scope, bytes).await?;
+        let place = self.take_read_place(scope, bytes).await?;
         let rows = if keys.is_empty() { Vec::new() } else { read(keys).await? };
         drop(place);
         let first = Part { rows, memory };
@@ -128,20 +124,21 @@ impl Core {
                 return Ok(None);
             }
             let memory = core.reserve_answer(scope, bytes).await?;
-            let place = take_place(&core.large_reads, scope, bytes).await?;
+            let place = core.take_read_place(scope, bytes).await?;
             let rows = read(keys).await?;
             drop(place);
             Ok(Some((Part { rows, memory }, (left, read, core))))
         });
         Ok(Parts { first, rest: Some(rest.boxed()) })
     }
-}
 
-async fn take_place(places: &FairPlaces, scope: WorkspaceScope, bytes: usize) -> EngineResult<Option<Place>> {
-    if bytes <= LARGE_PART_BYTES {
-        return Ok(None);
+    /// Waits for the place of a read of this size. Small ones need none.
+    async fn take_read_place(&self, scope: WorkspaceScope, bytes: usize) -> EngineResult<Option<Place>> {
+        if bytes <= LARGE_PART_BYTES {
+            return Ok(None);
+        }
+        self.large_reads.take(self.family(scope).await, MEMORY_WAIT).await.map(Some).ok_or(EngineError::Overloaded)
     }
-    places.take(scope, MEMORY_WAIT).await.map(Some).ok_or(EngineError::Overloaded)
 }
 
 /// Takes the next rows that fit into a part, at least one, and the memory for them.

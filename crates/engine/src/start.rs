@@ -30,7 +30,7 @@ use crate::{
     observers,
     processes::connection_gauges,
     recovery,
-    workspaces::suspensions,
+    workspaces::{families::Families, suspensions},
 };
 
 /// Lease time of a worker number, in seconds.
@@ -97,6 +97,7 @@ impl Engine {
             ids,
             hints: Arc::new(hints),
             announcer,
+            families: Families::default(),
             bodies: ByteBudget::new("deliveries", BODY_BYTES),
             answers: ByteBudget::new("answers", ANSWER_BYTES),
             refusals: Arc::default(),

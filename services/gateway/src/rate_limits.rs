@@ -71,7 +71,7 @@ where
 /// Charges a request to the rate limits of its caller, and counts it until its answer.
 ///
 /// # Errors
-/// 503 `too_many_connections`: the caller or its workspace has too many requests in progress.
+/// 503 `too_many_connections`: the caller or its family of workspaces has too many requests in progress.
 /// 429 `rate_limit_exceeded`: a limit is exceeded, and nothing was done. 503 `database_overloaded`: storage cannot
 /// tell what is left.
 pub(crate) async fn charge_request(
@@ -80,7 +80,8 @@ pub(crate) async fn charge_request(
     scope: WorkspaceScope,
     holder: RateLimitSubject,
 ) -> Result<(), ApiError> {
-    HeldPlaces::take_request(parts, state, scope, holder.clone())?;
+    let family = state.engine.workspaces().family(scope).await;
+    HeldPlaces::take_request(parts, state, (family, scope), holder.clone())?;
     let class = if matches!(holder, RateLimitSubject::Observer(_)) { RouteClass::Observer } else { route_class(parts) };
     apply_admission(parts, state.engine.rate_limits().admit(scope, holder, class).await)
 }

@@ -19,7 +19,7 @@ mod observer_tokens;
 mod plans;
 mod revocation;
 mod schemas;
-mod searches;
+mod shares;
 mod statements;
 mod transfers;
 mod triggers;

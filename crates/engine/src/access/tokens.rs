@@ -232,7 +232,10 @@ impl Tokens {
         let found = self.core.store.look_up_token(&hash).await;
         *unavailable_since = found.as_ref().is_err_and(StoreError::is_unavailable).then(Instant::now);
         let credential = match found? {
-            TokenLookup::Valid(owner) => to_credential(kind, hash, owner).ok_or(TokenRefusal::Unknown),
+            TokenLookup::Valid { owner, answerable } => {
+                let known = to_credential(kind, hash, owner).ok_or(TokenRefusal::Unknown);
+                known.inspect(|known| _ = self.core.families.remember(known.scope().workspace_id(), answerable))
+            }
             TokenLookup::WorkspaceExpired => Err(TokenRefusal::WorkspaceExpired),
             TokenLookup::Unknown => Err(TokenRefusal::Unknown),
         };

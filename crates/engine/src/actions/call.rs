@@ -139,15 +139,16 @@ impl Actions {
             None => None,
             Some(name) => Some(self.core.stored_node(scope, name).await?.node_id),
         };
+        let family = self.core.family(scope).await;
         let (handler, input) = match self.find_callee(scope, node.as_ref(), &request.name).await? {
             Callee::Action(action) => {
                 self.check_caller(scope, caller, &action).await?;
-                (action_handler(&action), self.schemas.check_input(scope, &action.input_schema, given).await?)
+                (action_handler(&action), self.schemas.check_input(family, &action.input_schema, given).await?)
             }
             Callee::Policy(policy) => {
                 self.check_caller(scope, caller, &policy).await?;
                 let given = name_capability(given, &request.name, &policy.name);
-                let input = self.schemas.check_input(scope, &policy.input_schema, given).await?;
+                let input = self.schemas.check_input(family, &policy.input_schema, given).await?;
                 (policy_handler(policy), input)
             }
             Callee::Capacity => (self.capacity_handler(scope, &request.name, node).await?, given),
@@ -223,7 +224,7 @@ impl Actions {
             at: self.core.now(),
         };
         let (id, created_at, key) = (new.id, new.at, new.key);
-        match self.calls.create(new).await? {
+        match self.calls.create(self.core.family(scope).await, new).await? {
             InvokeOutcome::Created(status, dispatch) => {
                 let node_id = dispatch.map(|dispatch| dispatch.node_id);
                 Ok(PlacedInvocation { id, status, node_id, created_at, replayed: false })

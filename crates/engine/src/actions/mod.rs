@@ -93,8 +93,9 @@ impl Actions {
         check_length("description", &description, MAX_DESCRIPTION_BYTES)?;
         let input_schema = checked_schema("input_schema", request.input_schema)?;
         let output_schema = checked_schema("output_schema", request.output_schema)?;
-        self.schemas.check_definition(scope, "input_schema", &input_schema).await?;
-        self.schemas.check_definition(scope, "output_schema", &output_schema).await?;
+        let family = self.core.family(scope).await;
+        self.schemas.check_definition(family, "input_schema", &input_schema).await?;
+        self.schemas.check_definition(family, "output_schema", &output_schema).await?;
         let available_to = checked_names(request.available_to)?;
         let given = |name: Option<String>| name.filter(|name| !name.is_empty());
         let (agent_name, node_name) = (given(request.handler_agent), given(request.handler_node));

@@ -94,7 +94,7 @@ impl Actions {
         };
         let outcome =
             InvocationOutcome { scope, invocation: id, source: OutcomeSource::Handler(agent), result, duration_ms };
-        match self.calls.record_outcome(outcome).await? {
+        match self.calls.record_outcome(self.core.family(scope).await, outcome).await? {
             OutcomeRecording::Recorded(row) => Ok(*row),
             OutcomeRecording::Refused => self.find_invocation(scope, action, id).await,
         }
@@ -131,7 +131,7 @@ impl Actions {
         }
         let source = OutcomeSource::Provider(fence.clone());
         let outcome = InvocationOutcome { scope: fence.scope, invocation: id, source, result, duration_ms: None };
-        Ok(match self.calls.record_outcome(outcome).await? {
+        Ok(match self.calls.record_outcome(self.core.family(fence.scope).await, outcome).await? {
             OutcomeRecording::Recorded(_) => ProviderResultOutcome::Recorded,
             OutcomeRecording::Refused => {
                 metrics::counter!(relay_domain::metric_names::ACTION_RESULTS_REFUSED).increment(1);

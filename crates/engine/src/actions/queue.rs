@@ -1,10 +1,11 @@
 //! Group commit of invocations and of their outcomes. Each has one transaction at a time, which takes the requests that
-//! arrived during the previous one, the workspaces in turn. A workspace in which another process is placing is requeued,
-//! so that the others need not wait for its lock, and after a second it gets a transaction of its own that waits.
+//! arrived during the previous one, the families of workspaces in turn. A workspace in which another process is placing
+//! is requeued, so that the others need not wait for its lock, and after a second it gets a transaction of its own that
+//! waits.
 
 use std::{collections::BTreeMap, sync::Weak, time::Duration};
 
-use relay_domain::{WorkspaceId, encoded_length};
+use relay_domain::{WorkspaceScope, encoded_length, workspaces::family::FamilyId};
 use relay_store::{
     StoreError, StoreResult,
     actions::{
@@ -24,7 +25,7 @@ const QUEUE: usize = 8192;
 /// Bytes of inputs, or of outputs, that wait at most: 85 of the largest, which have 768 KiB. Usual ones have a few KiB, so
 /// that their number is bounded first.
 const QUEUE_BYTES: u32 = 64 * 1024 * 1024;
-/// A workspace holds at most a quarter of the queue, so that one that floods it leaves room for the others.
+/// A family holds at most a quarter of the queue, so that one that floods it leaves room for the others.
 const KEY_SHARE: u32 = 4;
 const BATCH: usize = 256;
 /// Bytes of inputs, or of outputs, in one transaction: five of the largest, so that it stays short.
@@ -40,44 +41,52 @@ const ABORT_RETRIES: u32 = 5;
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(30);
 const RESOLVE_RETRY: Duration = Duration::from_millis(250);
 
+/// Item of a queue, and the family whose turn and share it takes.
+#[derive(Debug)]
+pub(crate) struct Queued<T> {
+    family: FamilyId,
+    item: T,
+}
+
 /// New invocation that waits for its transaction.
-pub(crate) type QueuedCall = Request<NewInvocation, EngineResult<InvokeOutcome>>;
+pub(crate) type QueuedCall = Request<Queued<NewInvocation>, EngineResult<InvokeOutcome>>;
 /// Outcome that waits for its transaction.
-pub(crate) type QueuedOutcome = Request<InvocationOutcome, EngineResult<OutcomeRecording>>;
+pub(crate) type QueuedOutcome = Request<Queued<InvocationOutcome>, EngineResult<OutcomeRecording>>;
 
 /// Senders of the two queues.
 #[derive(Debug)]
 pub(crate) struct CallQueues {
-    calls: BatchSender<QueuedCall, WorkspaceId>,
-    outcomes: BatchSender<QueuedOutcome, WorkspaceId>,
+    calls: BatchSender<QueuedCall, FamilyId>,
+    outcomes: BatchSender<QueuedOutcome, FamilyId>,
 }
 
 impl CallQueues {
-    pub(crate) fn new() -> (Self, Batches<QueuedCall, WorkspaceId>, Batches<QueuedOutcome, WorkspaceId>) {
-        let (calls, new) = queue(config::<QueuedCall>(
-            "calls",
-            |call| call.item.scope.workspace_id(),
-            |call| encoded_length(&call.item.input),
-        ));
+    pub(crate) fn new() -> (Self, Batches<QueuedCall, FamilyId>, Batches<QueuedOutcome, FamilyId>) {
+        let (calls, new) =
+            queue(config::<QueuedCall>("calls", |call| call.item.family, |call| encoded_length(&call.item.item.input)));
         let (outcomes, ended) = queue(config::<QueuedOutcome>(
             "outcomes",
-            |outcome| outcome.item.scope.workspace_id(),
-            |outcome| outcome.item.result.as_ref().map_or_else(String::len, encoded_length),
+            |outcome| outcome.item.family,
+            |outcome| outcome.item.item.result.as_ref().map_or_else(String::len, encoded_length),
         ));
         (Self { calls, outcomes }, new, ended)
     }
 
-    pub(super) async fn create(&self, new: NewInvocation) -> EngineResult<InvokeOutcome> {
-        submit(&self.calls, new).await
+    pub(super) async fn create(&self, family: FamilyId, new: NewInvocation) -> EngineResult<InvokeOutcome> {
+        submit(&self.calls, Queued { family, item: new }).await
     }
 
-    pub(super) async fn record_outcome(&self, outcome: InvocationOutcome) -> EngineResult<OutcomeRecording> {
-        submit(&self.outcomes, outcome).await
+    pub(super) async fn record_outcome(
+        &self,
+        family: FamilyId,
+        outcome: InvocationOutcome,
+    ) -> EngineResult<OutcomeRecording> {
+        submit(&self.outcomes, Queued { family, item: outcome }).await
     }
 }
 
-/// Bounds of a queue whose workspaces take turns.
-fn config<T>(name: &'static str, key: fn(&T) -> WorkspaceId, bytes: fn(&T) -> usize) -> QueueConfig<T, WorkspaceId> {
+/// Bounds of a queue whose families take turns.
+fn config<T>(name: &'static str, key: fn(&T) -> FamilyId, bytes: fn(&T) -> usize) -> QueueConfig<T, FamilyId> {
     QueueConfig {
         name,
         max_items: QUEUE,
@@ -93,47 +102,51 @@ fn config<T>(name: &'static str, key: fn(&T) -> WorkspaceId, bytes: fn(&T) -> us
     }
 }
 
-async fn submit<T, R>(queue: &BatchSender<Request<T, EngineResult<R>>, WorkspaceId>, item: T) -> EngineResult<R> {
+async fn submit<T, R>(queue: &BatchSender<Request<T, EngineResult<R>>, FamilyId>, item: T) -> EngineResult<R> {
     let answer = queue.try_request(item).map_err(|QueueFull| EngineError::Overloaded)?;
     answer.await.unwrap_or(Err(EngineError::OutcomeUnknown))
 }
 
 /// Creates invocations until the engine is dropped.
-pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<QueuedCall, WorkspaceId>) {
+pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<QueuedCall, FamilyId>) {
     // Workspaces with requeued requests, and the time of the first requeue.
-    let mut starving_since: BTreeMap<WorkspaceId, Instant> = BTreeMap::new();
+    let mut starving_since: BTreeMap<(FamilyId, WorkspaceScope), Instant> = BTreeMap::new();
     loop {
-        let starved = starving_since
-            .iter()
-            .find(|(_, since)| since.elapsed() > STARVATION_LIMIT)
-            .map(|(workspace, _)| *workspace);
+        let starved =
+            starving_since.iter().find(|(_, since)| since.elapsed() > STARVATION_LIMIT).map(|(starved, _)| *starved);
         let batch = match starved {
-            Some(workspace) => {
-                starving_since.remove(&workspace);
-                queue.take_key(workspace)
+            Some(starved) => {
+                starving_since.remove(&starved);
+                take_of_workspace(&mut queue, starved)
             }
             None => match queue.next().await {
                 Some(batch) => batch,
                 None => return,
             },
         };
+        if batch.is_empty() {
+            // Behind a whole batch of another starved workspace of its family, which is next.
+            continue;
+        }
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
-        let (new, replies) = Request::split(batch);
+        let (queued, replies) = Request::split(batch);
+        let (families, new): (Vec<_>, Vec<_>) = queued.into_iter().map(|one| (one.family, one.item)).unzip();
         let outcomes = engine.actions().create_all(&new).await;
         let taken = new.len();
         let mut busy = Vec::new();
-        for ((item, reply), outcome) in new.into_iter().zip(replies).zip(outcomes) {
+        for (((item, family), reply), outcome) in new.into_iter().zip(families).zip(replies).zip(outcomes) {
+            let workspace = (family, item.scope);
             match &outcome {
                 Ok(InvokeOutcome::Busy) => {
-                    starving_since.entry(item.scope.workspace_id()).or_insert_with(Instant::now);
-                    busy.push(Request { item, reply });
+                    starving_since.entry(workspace).or_insert_with(Instant::now);
+                    busy.push(Request { item: Queued { family, item }, reply });
                     continue;
                 }
                 Ok(InvokeOutcome::Created(_, Some(dispatch))) => engine.actions().hint_dispatch(&item, dispatch),
                 _ => {}
             }
-            starving_since.remove(&item.scope.workspace_id());
+            starving_since.remove(&workspace);
             let _ = reply.send(outcome);
         }
         drop(engine);
@@ -145,12 +158,24 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<QueuedCall
     }
 }
 
+/// Takes a batch of one workspace. The requests of others in its family keep their places.
+fn take_of_workspace(
+    queue: &mut Batches<QueuedCall, FamilyId>,
+    (family, scope): (FamilyId, WorkspaceScope),
+) -> Vec<QueuedCall> {
+    let is_of_workspace = |call: &QueuedCall| call.item.item.scope == scope;
+    let (taken, others) = queue.take_key(family).into_iter().partition(is_of_workspace);
+    queue.put_back(others);
+    taken
+}
+
 /// Records outcomes until the engine is dropped.
-pub(crate) async fn run_outcomes(engine: Weak<Inner>, mut queue: Batches<QueuedOutcome, WorkspaceId>) {
+pub(crate) async fn run_outcomes(engine: Weak<Inner>, mut queue: Batches<QueuedOutcome, FamilyId>) {
     while let Some(batch) = queue.next().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
-        let (outcomes, replies) = Request::split(batch);
+        let (queued, replies) = Request::split(batch);
+        let outcomes: Vec<InvocationOutcome> = queued.into_iter().map(|one| one.item).collect();
         for (reply, finished) in replies.into_iter().zip(engine.actions().record_all(&outcomes).await) {
             let _ = reply.send(finished);
         }

@@ -1,7 +1,8 @@
 //! Schemas of actions: checked when they are defined, compiled once, applied to inputs.
 //!
 //! Tenants write them, so their work is bounded (`relay_domain::actions::schema_cost`) and runs on a blocking pool:
-//! one schema of a workspace at a time, and only some of all workspaces, so that a costly one delays only its own.
+//! one schema of a family of workspaces at a time, and only some of all families, so that a costly one delays only its
+//! own.
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -9,8 +10,8 @@ use jsonschema::{PatternOptions, Validator};
 use moka::sync::Cache;
 use regex::RegexBuilder;
 use relay_domain::{
-    WorkspaceScope,
     actions::schema_cost::{self, PatternStates, SchemaProblem},
+    workspaces::family::FamilyId,
 };
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
@@ -38,7 +39,7 @@ type CompiledCache = Cache<[u8; 32], Arc<Compiled>>;
 /// Compiled schemas by the hash of their text, and the places in which they run.
 pub(crate) struct Schemas {
     compiled: CompiledCache,
-    /// Half of the cores, so that requests always have some, but two at least: one workspace does not take all.
+    /// Half of the cores, so that requests always have some, but two at least: one family does not take all.
     places: FairPlaces,
 }
 
@@ -62,7 +63,7 @@ impl Schemas {
     /// When it cannot, or is no schema.
     pub(super) async fn check_definition(
         &self,
-        scope: WorkspaceScope,
+        family: FamilyId,
         field: &'static str,
         schema: &Value,
     ) -> EngineResult<()> {
@@ -81,14 +82,14 @@ impl Schemas {
             schema_cost::cost_of_check(&schema, &Value::Object(Map::new()), &compiled.patterns)
                 .map_err(|problem| too_complex(&problem))
         };
-        self.run(scope, checked).await
+        self.run(family, checked).await
     }
 
     /// Validates an input, and returns it.
     ///
     /// # Errors
     /// With the first violation, or when the check would cost too much.
-    pub(super) async fn check_input(&self, scope: WorkspaceScope, schema: &Value, input: Value) -> EngineResult<Value> {
+    pub(super) async fn check_input(&self, family: FamilyId, schema: &Value, input: Value) -> EngineResult<Value> {
         if is_empty(schema) {
             return Ok(input);
         }
@@ -103,18 +104,18 @@ impl Schemas {
             schema_cost::cost_of_check(&schema, &input, &compiled.patterns).map_err(|problem| too_complex(&problem))?;
             check(&compiled, &input).map(|()| input)
         };
-        self.run(scope, checked).await
+        self.run(family, checked).await
     }
 
     /// Runs work on the blocking pool, in a place of the workspace and in one of this process. Both stay taken until
     /// the work ends, also when its caller no longer waits.
     async fn run<T: Send + 'static>(
         &self,
-        scope: WorkspaceScope,
+        family: FamilyId,
         work: impl FnOnce(&CompiledCache) -> EngineResult<T> + Send + 'static,
     ) -> EngineResult<T> {
         let until = Instant::now() + DEADLINE;
-        let place = self.places.take(scope, DEADLINE).await.ok_or(EngineError::Overloaded)?;
+        let place = self.places.take(family, DEADLINE).await.ok_or(EngineError::Overloaded)?;
         let compiled = self.compiled.clone();
         let work = move || {
             let done = work(&compiled);
@@ -217,8 +218,8 @@ mod tests {
 
     use super::*;
 
-    fn scope(workspace: i64) -> WorkspaceScope {
-        WorkspaceScope::from_engine_row(WorkspaceId::new(workspace))
+    fn family(workspace: i64) -> FamilyId {
+        FamilyId::of_workspace(WorkspaceId::new(workspace), None)
     }
 
     #[tokio::test]
@@ -228,7 +229,7 @@ mod tests {
             "type": "object", "required": ["ref"],
             "properties": { "ref": { "type": "string" }, "steps": { "type": "array", "items": { "type": "integer" } } },
         });
-        let path = async |input: Value| match schemas.check_input(scope(1), &schema, input).await {
+        let path = async |input: Value| match schemas.check_input(family(1), &schema, input).await {
             Ok(_) => "fits".to_owned(),
             Err(EngineError::Invalid(InvalidInput::ActionInput { path, .. })) => path,
             Err(other) => panic!("{other:?}"),
@@ -237,13 +238,13 @@ mod tests {
         assert_eq!(path(json!({ "ref": "main", "steps": [1, "2"] })).await, "/steps/1");
         assert_eq!(path(json!({ "ref": 7 })).await, "/ref");
         assert_eq!(path(json!({})).await, "");
-        assert!(schemas.check_input(scope(1), &json!({}), json!(7)).await.is_ok());
+        assert!(schemas.check_input(family(1), &json!({}), json!(7)).await.is_ok());
     }
 
     #[tokio::test]
     async fn schemas_that_cannot_be_applied_are_refused_when_they_are_defined() {
         let schemas = Schemas::default();
-        let refusal = async |schema: Value| match schemas.check_definition(scope(1), "input_schema", &schema).await {
+        let refusal = async |schema: Value| match schemas.check_definition(family(1), "input_schema", &schema).await {
             Ok(()) => "accepted",
             Err(EngineError::Invalid(InvalidInput::SchemaTooComplex(_))) => "too complex",
             Err(EngineError::Invalid(InvalidInput::Request(_))) => "invalid",
@@ -264,7 +265,7 @@ mod tests {
         let schemas = Schemas::default();
         let check = async |pattern: &str, bytes: usize| {
             let schema = json!({ "pattern": pattern });
-            match schemas.check_input(scope(1), &schema, json!("ab".repeat(bytes / 2))).await {
+            match schemas.check_input(family(1), &schema, json!("ab".repeat(bytes / 2))).await {
                 Ok(_) => "matches",
                 Err(EngineError::Invalid(InvalidInput::SchemaTooComplex(_))) => "too complex",
                 Err(EngineError::Invalid(InvalidInput::ActionInput { .. })) => "does not match",

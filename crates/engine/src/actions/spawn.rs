@@ -85,7 +85,8 @@ impl Actions {
         let policy = self.core.store.capacity_policy(scope, target.as_ref(), &[&capability, SPAWN]).await?;
         if let Some(policy) = policy {
             self.check_caller(scope, calling_agent(caller), &policy).await?;
-            let input = self.schemas.check_input(scope, &policy.input_schema, Value::Object(input)).await?;
+            let family = self.core.family(scope).await;
+            let input = self.schemas.check_input(family, &policy.input_schema, Value::Object(input)).await?;
             let call = spawn_call(caller, policy_handler(policy), input, durable, key);
             return self.create_invocation(scope, call).await;
         }
@@ -193,7 +194,8 @@ impl Actions {
         let has_policy = policy.is_some();
         if let Some(policy) = policy {
             self.check_caller(scope, calling_agent(caller), &policy).await?;
-            call.input = self.schemas.check_input(scope, &policy.input_schema, call.input).await?;
+            let family = self.core.family(scope).await;
+            call.input = self.schemas.check_input(family, &policy.input_schema, call.input).await?;
             call.handler = policy_handler(policy);
         }
         // Recorded before its node can have finished it.

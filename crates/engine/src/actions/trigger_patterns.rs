@@ -1,6 +1,6 @@
 //! Patterns of triggers: compiled once, and matched at a bounded cost.
 //!
-//! Tenants write them, so they are matched on the blocking pool: for one workspace at a time and for a short turn, after
+//! Tenants write them, so they are matched on the blocking pool: for one family of workspaces at a time and for a short turn, after
 //! which others have theirs. A message whose patterns take too long is matched against the first of them only.
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
@@ -8,8 +8,8 @@ use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 use moka::sync::Cache;
 use regex::RegexBuilder;
 use relay_domain::{
-    WorkspaceScope,
     actions::trigger::{MAX_COMPILED_BYTES, MAX_MATCHED_BYTES},
+    workspaces::family::FamilyId,
 };
 use tokio::time::Instant;
 
@@ -20,7 +20,7 @@ use crate::{EngineError, EngineResult, fair_places::FairPlaces};
 /// text. A step, the visit of one state for one byte, takes some 20 ns.
 const FULL_STATES: u64 = 128;
 const MAX_STEPS: u64 = FULL_STATES * MAX_MATCHED_BYTES as u64;
-/// Time of one turn, after which the place goes to another workspace. The last pattern may exceed it.
+/// Time of one turn, after which the place goes to another family. The last pattern may exceed it.
 const TURN: Duration = Duration::from_millis(50);
 /// Time of all patterns on one message; 500 patterns of people take a tenth of it for the longest text.
 const MESSAGE_TIME: Duration = Duration::from_millis(500);
@@ -97,7 +97,7 @@ impl TriggerPattern {
 #[derive(Clone)]
 pub(crate) struct TriggerPatterns {
     compiled: PatternCache,
-    /// Half of the cores, and at least two, so that one workspace leaves a place.
+    /// Half of the cores, and at least two, so that one family leaves a place.
     places: FairPlaces,
 }
 
@@ -119,18 +119,13 @@ impl Default for TriggerPatterns {
 impl TriggerPatterns {
     /// Matches a text against patterns. The result has an entry for each of the first patterns, all of them unless
     /// they take too long. `None` if there was no place: to be tried again.
-    pub(super) async fn match_all(
-        &self,
-        scope: WorkspaceScope,
-        patterns: Vec<String>,
-        text: &str,
-    ) -> Option<Vec<bool>> {
+    pub(super) async fn match_all(&self, family: FamilyId, patterns: Vec<String>, text: &str) -> Option<Vec<bool>> {
         let text: Arc<str> = text[..text.floor_char_boundary(MAX_MATCHED_BYTES)].into();
         let patterns: Arc<[String]> = patterns.into();
         let mut matched = Vec::with_capacity(patterns.len());
         let mut left = MESSAGE_TIME;
         while matched.len() < patterns.len() && !left.is_zero() {
-            let place = self.places.take(scope, PLACE_WAIT).await?;
+            let place = self.places.take(family, PLACE_WAIT).await?;
             let (compiled, patterns, text) = (self.compiled.clone(), Arc::clone(&patterns), Arc::clone(&text));
             let turn = move || {
                 let began = Instant::now();
@@ -197,14 +192,14 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn costly_patterns_leave_the_rest_unmatched() {
         let patterns = TriggerPatterns::default();
-        let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(1));
+        let family = FamilyId::of_workspace(WorkspaceId::new(1), None);
         let text = "ab".repeat(MAX_MATCHED_BYTES / 2);
         let mut costly: Vec<String> = (0..500).map(|n| format!("[ab]*a[ab]{{{}}}c", 3000 + n)).collect();
         costly[0] = "ab".to_owned();
-        let matched = patterns.match_all(scope, costly, &text).await.unwrap();
+        let matched = patterns.match_all(family, costly, &text).await.unwrap();
         assert!(matched[0] && !matched[1..].contains(&true));
         assert!(matched.len() < 500, "{} patterns were matched", matched.len());
         let cheap = (0..10).map(|n| format!("b{n}?a")).collect();
-        assert_eq!(patterns.match_all(scope, cheap, &text).await.unwrap(), vec![true; 10]);
+        assert_eq!(patterns.match_all(family, cheap, &text).await.unwrap(), vec![true; 10]);
     }
 }

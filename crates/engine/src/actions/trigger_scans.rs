@@ -104,7 +104,7 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
     if posted.is_empty() {
         return Ok(through(0, end));
     }
-    let reserved = engine.core().bodies.reserve(part.scope.workspace_id(), MATCH_BYTES);
+    let reserved = engine.core().bodies.reserve(engine.core().family(part.scope).await, MATCH_BYTES);
     let Ok(_memory) = tokio::time::timeout(MEMORY_WAIT, reserved).await else {
         return Ok(ScanOutcome { fired: 0, reached: part.reached_seq, waits: true });
     };
@@ -159,7 +159,8 @@ async fn matching_triggers<'a>(
     let (with_pattern, mut matching): (Vec<_>, Vec<_>) =
         triggers.iter().filter(in_scope).partition(|row| row.pattern.is_some());
     let patterns = with_pattern.iter().filter_map(|row| row.pattern.clone()).collect();
-    let Some(matched) = engine.actions().trigger_patterns.match_all(scope, patterns, &message.text).await else {
+    let family = engine.core().family(scope).await;
+    let Some(matched) = engine.actions().trigger_patterns.match_all(family, patterns, &message.text).await else {
         return Ok(None);
     };
     let unmatched = with_pattern.get(matched.len()..).unwrap_or_default();

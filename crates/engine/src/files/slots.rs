@@ -1,52 +1,51 @@
-//! Slots of the transfers in one process, with a share for each workspace. Main type: [`TransferSlots`].
+//! Slots of the transfers in one process, with a share for each family of workspaces. Main type: [`TransferSlots`].
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use relay_domain::{WorkspaceId, WorkspaceScope};
+use relay_domain::workspaces::family::FamilyId;
 
 /// Bound of the uploads and downloads in one process. Each upload needs up to 15 MiB.
 const MAX_TRANSFERS: usize = 64;
-/// Bound of those of one workspace, so that one with slow clients leaves room for others.
-const MAX_PER_WORKSPACE: usize = MAX_TRANSFERS / 4;
+/// Bound of those of one family, so that one with slow clients leaves room for others.
+const MAX_PER_FAMILY: usize = MAX_TRANSFERS / 4;
 
-/// Transfers in progress, by workspace. Cheap to clone.
+/// Transfers in progress, by family. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct TransferSlots(Arc<Mutex<HashMap<WorkspaceId, usize>>>);
+pub(crate) struct TransferSlots(Arc<Mutex<HashMap<FamilyId, usize>>>);
 
 /// Slot of a transfer. It is free again when this is dropped.
 #[derive(Debug)]
 pub(crate) struct TransferSlot {
     slots: TransferSlots,
-    workspace: WorkspaceId,
+    family: FamilyId,
 }
 
 impl TransferSlots {
-    /// Takes a slot; `None` when the process or the workspace has none left.
-    pub(crate) fn take(&self, scope: WorkspaceScope) -> Option<TransferSlot> {
-        let workspace = scope.workspace_id();
+    /// Takes a slot; `None` when the process or the family has none left.
+    pub(crate) fn take(&self, family: FamilyId) -> Option<TransferSlot> {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.values().sum::<usize>() >= MAX_TRANSFERS {
             return None;
         }
-        let own = taken.entry(workspace).or_default();
-        if *own >= MAX_PER_WORKSPACE {
+        let own = taken.entry(family).or_default();
+        if *own >= MAX_PER_FAMILY {
             return None;
         }
         *own += 1;
-        Some(TransferSlot { slots: self.clone(), workspace })
+        Some(TransferSlot { slots: self.clone(), family })
     }
 }
 
 impl Drop for TransferSlot {
     fn drop(&mut self) {
         let mut taken = self.slots.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = taken.get_mut(&self.workspace) {
+        if let Some(own) = taken.get_mut(&self.family) {
             *own -= 1;
             if *own == 0 {
-                taken.remove(&self.workspace);
+                taken.remove(&self.family);
             }
         }
     }
@@ -54,18 +53,20 @@ impl Drop for TransferSlot {
 
 #[cfg(test)]
 mod tests {
+    use relay_domain::WorkspaceId;
+
     use super::*;
 
     #[test]
-    fn a_workspace_has_a_quarter_of_the_slots() {
+    fn a_family_has_a_quarter_of_the_slots() {
         let slots = TransferSlots::default();
-        let scope = |id| WorkspaceScope::from_engine_row(WorkspaceId::new(id));
-        let mut taken: Vec<_> = (0..100).filter_map(|_| slots.take(scope(1))).collect();
+        let family = |id| FamilyId::of_workspace(WorkspaceId::new(id), None);
+        let mut taken: Vec<_> = (0..100).filter_map(|_| slots.take(family(1))).collect();
         assert_eq!(taken.len(), 16);
-        let others: Vec<_> = (2..100).filter_map(|id| slots.take(scope(id))).collect();
+        let others: Vec<_> = (2..100).filter_map(|id| slots.take(family(id))).collect();
         assert_eq!(others.len(), 48);
         taken.pop();
-        assert!(slots.take(scope(2)).is_some(), "a slot that is free again is taken");
+        assert!(slots.take(family(2)).is_some(), "a slot that is free again is taken");
         drop((taken, others));
         assert!(slots.0.lock().unwrap().is_empty());
     }

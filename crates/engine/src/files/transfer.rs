@@ -135,7 +135,7 @@ impl Files {
     /// kept for a while, and refused.
     async fn begin_transfer(&self, grant: Grant) -> EngineResult<(TransferSlot, FileRow)> {
         // Before the reads, so that a flood of transfers costs no queries.
-        let slot = self.storage.transfers.take(grant.scope).ok_or(EngineError::Overloaded)?;
+        let slot = self.storage.transfers.take(self.core.family(grant.scope).await).ok_or(EngineError::Overloaded)?;
         if self.core.store.is_workspace_expired(grant.scope).await? {
             return Err(EngineError::Unauthenticated(BadCredential::WorkspaceExpired));
         }

@@ -17,9 +17,9 @@ use crate::fair_places::FairPlaces;
 
 /// Claims of one agent that may wait at the same time. A consumer needs one; another one may start before it ends.
 const MAX_PER_AGENT: usize = 4;
-/// Claims whose statements run at the same time: half of a gateway's connections, an eighth for one workspace.
+/// Claims whose statements run at the same time: half of a gateway's connections, an eighth for one family.
 const CONCURRENT_CLAIMS: usize = 8;
-const CONCURRENT_CLAIMS_OF_WORKSPACE: usize = 2;
+const CONCURRENT_CLAIMS_OF_FAMILY: usize = 2;
 
 type Mailbox = (WorkspaceId, AgentId);
 
@@ -48,7 +48,7 @@ impl Default for ClaimWaits {
     fn default() -> Self {
         Self {
             waiting: Mutex::default(),
-            places: FairPlaces::with_share(CONCURRENT_CLAIMS, CONCURRENT_CLAIMS_OF_WORKSPACE),
+            places: FairPlaces::with_share(CONCURRENT_CLAIMS, CONCURRENT_CLAIMS_OF_FAMILY),
         }
     }
 }

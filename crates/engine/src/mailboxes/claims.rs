@@ -69,7 +69,7 @@ impl Mailboxes {
     }
 
     async fn claim_now(&self, caller: &AgentCaller, limit: i64, lease: Duration) -> EngineResult<ClaimOutcome> {
-        let place = self.claim_waits.places.take(caller.scope, PLACE_WAIT).await;
+        let place = self.claim_waits.places.take(self.core.family(caller.scope).await, PLACE_WAIT).await;
         let _place = place.ok_or(EngineError::Overloaded)?;
         let claim = NewClaim {
             agent: caller.agent_id,

@@ -170,7 +170,7 @@ impl Mailboxes {
                 mailbox.rows.truncate(fitting);
             }
         }
-        let memory = Arc::new(self.core.bodies.reserve(scope.workspace_id(), budget.used()).await);
+        let memory = Arc::new(self.core.bodies.reserve(self.core.family(scope).await, budget.used()).await);
         let rows = mailboxes.iter_mut().flat_map(|mailbox| &mut mailbox.rows);
         self.core.store.read_contents(rows.filter(|row| !row.settlement.is_some_and(is_terminal))).await?;
         Ok(FittingRows { mailboxes, memory })

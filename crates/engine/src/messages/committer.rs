@@ -1,8 +1,8 @@
 //! Group commit of sends.
 //!
 //! A transaction takes the requests that arrived during the previous one, without a timer, so that a lone request
-//! commits at once and a busy engine commits large batches. Workspaces take turns by the number of recipients. Callers
-//! get their reply after the commit; publishing follows.
+//! commits at once and a busy engine commits large batches. Families of workspaces take turns by the number of
+//! recipients. Callers get their reply after the commit; publishing follows.
 //!
 //! A process has two such lanes, each with one transaction at a time: requests with many recipients have one of their
 //! own, since their deliveries take a second and requests of other workspaces must not wait for them. Those of the largest are
@@ -24,7 +24,10 @@ use std::{
 };
 
 use chrono::DateTime;
-use relay_domain::{BatchId, GatewayId, MessageId, WorkspaceId, messages::Message, metric_names, snowflake};
+use relay_domain::{
+    BatchId, GatewayId, MessageId, WorkspaceId, messages::Message, metric_names, snowflake,
+    workspaces::family::FamilyId,
+};
 use relay_store::{
     Store, StoreError,
     events::RecordedEvents,
@@ -52,7 +55,7 @@ const BATCH_BYTES: usize = 8 * 1024 * 1024;
 const QUEUE: usize = 8192;
 /// Bytes of messages that wait in a lane at most.
 const QUEUE_BYTES: u32 = 64 * 1024 * 1024;
-/// A workspace holds at most a quarter of a queue, so that one that floods it leaves room for the others.
+/// A family holds at most a quarter of a queue, so that one that floods it leaves room for the others.
 const KEY_SHARE: u32 = 4;
 /// Retries of a batch that lost a lock race.
 const ABORT_RETRIES: u32 = 5;
@@ -64,6 +67,8 @@ const RESOLVE_RETRY: Duration = Duration::from_millis(250);
 /// Send that waits for its commit.
 pub(crate) struct PendingSend {
     pub(crate) send: NewSend,
+    /// Family whose turn and share it takes.
+    pub(crate) family: FamilyId,
     /// Names of `send.recipients`, in their order.
     pub(crate) names: Vec<Arc<str>>,
     pub(crate) traceparent: Option<String>,
@@ -92,7 +97,7 @@ impl PendingSend {
 }
 
 /// Batches of one lane.
-pub(crate) type CommitLane = Batches<PendingSend, WorkspaceId>;
+pub(crate) type CommitLane = Batches<PendingSend, FamilyId>;
 
 /// Reply of the committer.
 pub(crate) enum CommitReply {
@@ -120,8 +125,8 @@ pub(crate) enum CommitReply {
 
 /// Sending ends of the two lanes.
 pub(crate) struct CommitQueue {
-    usual: BatchSender<PendingSend, WorkspaceId>,
-    wide: BatchSender<PendingSend, WorkspaceId>,
+    usual: BatchSender<PendingSend, FamilyId>,
+    wide: BatchSender<PendingSend, FamilyId>,
 }
 
 impl CommitQueue {
@@ -132,14 +137,14 @@ impl CommitQueue {
         (Self { usual, wide }, [usual_lane, wide_lane])
     }
 
-    /// Queues a send; fails at once when the queue is full, or the workspace has its share of it.
+    /// Queues a send; fails at once when the queue is full, or the family has its share of it.
     pub(crate) fn push(&self, pending: PendingSend) -> Result<(), EngineError> {
         let lane = if is_wide(&pending.send) { &self.wide } else { &self.usual };
         lane.try_send(pending).map_err(|QueueFull| EngineError::Overloaded)
     }
 }
 
-fn lane(name: &'static str) -> QueueConfig<PendingSend, WorkspaceId> {
+fn lane(name: &'static str) -> QueueConfig<PendingSend, FamilyId> {
     QueueConfig {
         name,
         max_items: QUEUE,
@@ -149,7 +154,7 @@ fn lane(name: &'static str) -> QueueConfig<PendingSend, WorkspaceId> {
         batch_bytes: BATCH_BYTES,
         batch_weight: BATCH_RECIPIENTS,
         interval: Duration::ZERO,
-        key: |pending| pending.send.scope.workspace_id(),
+        key: |pending| pending.family,
         bytes: |pending| pending.send.message.held_bytes(),
         weight: recipient_count,
     }

@@ -265,7 +265,7 @@ impl Messages {
 
     /// Queues a send for the committer and waits for its reply.
     async fn commit_send(&self, send: NewSend, names: Vec<Arc<str>>) -> EngineResult<CommitReply> {
-        let answer = self.queue_send(send, names, None)?;
+        let answer = self.queue_send(send, names, None).await?;
         let asked_at = Instant::now();
         let answer = answer.await;
         // For the request's log line: another task commits several requests at once.
@@ -274,7 +274,7 @@ impl Messages {
     }
 
     /// Queues a send for the committer, which will reply to it.
-    fn queue_send(
+    async fn queue_send(
         &self,
         send: NewSend,
         names: Vec<Arc<str>>,
@@ -282,7 +282,8 @@ impl Messages {
     ) -> EngineResult<QueuedReply> {
         let (reply, answer) = oneshot::channel();
         let traceparent = relay_trace::current_traceparent();
-        self.committer.push(PendingSend { send, names, traceparent, reply, sequence })?;
+        let family = self.core.family(send.scope).await;
+        self.committer.push(PendingSend { send, family, names, traceparent, reply, sequence })?;
         Ok(answer)
     }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use relay_domain::{
-    AgentId, AttemptId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope,
+    AgentId, AttemptId, NodeId, PushWorkerId, WorkspaceScope,
     events::{Event, kind},
     mailboxes::{ContentBudget, dead_letter::DeadLetterReason, delivery::Settlement, stream::Seq},
     metric_names,
@@ -18,6 +18,7 @@ use relay_domain::{
         mailbox::{LeasedMailbox, MailboxKey, MailboxRelease, PushPage},
         settings::{EndpointSecrets, EndpointSettings},
     },
+    workspaces::family::FamilyId,
 };
 use relay_store::{Store, mailboxes::expiry::DeadLetteredDelivery, push::record::RecordedAttempts};
 use relay_tasks::byte_budget::ByteLease;
@@ -116,20 +117,20 @@ impl PushWorker {
     }
 
     /// Reads one page of each mailbox above a position, in the order given, as many rows as fit into memory. `None` for
-    /// mailboxes of a workspace whose pages in use leave no room.
+    /// mailboxes of a family whose pages in use leave no room.
     pub async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> EngineResult<Vec<Option<HeldPage>>> {
         let pages = self.reads.read_push_pages(self.id, mailboxes, self.core.now() - OLDEST_LIVE_ROW).await?;
-        let mut by_workspace: HashMap<WorkspaceId, Vec<(usize, PushPage)>> = HashMap::new();
+        let mut by_family: HashMap<FamilyId, Vec<(usize, PushPage)>> = HashMap::new();
         for (at, page) in pages.into_iter().enumerate() {
-            by_workspace.entry(page.scope.workspace_id()).or_default().push((at, page));
+            by_family.entry(self.core.family(page.scope).await).or_default().push((at, page));
         }
         let mut held: Vec<Option<HeldPage>> = mailboxes.iter().map(|_| None).collect();
-        for (workspace, mut pages) in by_workspace {
-            let free = self.core.bodies.free(workspace);
+        for (family, mut pages) in by_family {
+            let free = self.core.bodies.free(family);
             let mut budget = ContentBudget::new(free.min(PAGE_BYTES));
             let fitting = budget.fit_prefixes(&pages.iter().map(|(_, page)| page.rows.as_slice()).collect::<Vec<_>>());
-            // The next read must not wait for endpoints of this workspace.
-            let Some(memory) = self.core.bodies.try_reserve(workspace, budget.used()) else { continue };
+            // The next read must not wait for endpoints of this family.
+            let Some(memory) = self.core.bodies.try_reserve(family, budget.used()) else { continue };
             let memory = Arc::new(memory);
             for ((at, mut page), fitting) in pages.drain(..).zip(fitting) {
                 page.has_more |= fitting < page.rows.len();

@@ -105,7 +105,7 @@ impl Subscriptions {
         if since >= head {
             return Ok(EventsMatched::None);
         }
-        let _memory = self.core.bodies.reserve(lease.scope.workspace_id(), MATCH_BYTES).await;
+        let _memory = self.core.bodies.reserve(self.core.family(lease.scope).await, MATCH_BYTES).await;
         let mut records = store.events_since(lease.scope, since, EVENTS_AT_ONCE).await?;
         // Retention may have dropped the remaining events.
         let mut last = records
@@ -176,7 +176,7 @@ impl Subscriptions {
             }
         }
         let (fitting, bytes) = self.core.store.fitting_calls(lease, limit, CALL_BYTES).await?;
-        let memory = self.core.bodies.reserve(lease.scope.workspace_id(), bytes).await;
+        let memory = self.core.bodies.reserve(self.core.family(lease.scope).await, bytes).await;
         let calls = if fitting == 0 { Vec::new() } else { self.core.store.pending_calls(lease, fitting).await? };
         Ok((calls, memory))
     }

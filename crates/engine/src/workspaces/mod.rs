@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod erasure;
+pub(crate) mod families;
 pub mod lifecycle;
 pub mod prompt;
 pub mod suspensions;
@@ -10,7 +11,10 @@ pub mod usage_rollup;
 
 use std::sync::Arc;
 
-use relay_domain::workspaces::plan::Plan;
+use relay_domain::{
+    WorkspaceScope,
+    workspaces::{family::FamilyId, plan::Plan},
+};
 
 use crate::{
     access::{limits::QuotaCache, secrets::Secrets, tokens::Tokens},
@@ -28,4 +32,11 @@ pub struct Workspaces {
     pub(crate) quotas: QuotaCache,
     /// Plan of workspaces that are created without a workspace key.
     pub(crate) default_plan: Plan,
+}
+
+impl Workspaces {
+    /// Returns the family for which shares of a workspace are counted.
+    pub async fn family(&self, scope: WorkspaceScope) -> FamilyId {
+        self.core.family(scope).await
+    }
 }

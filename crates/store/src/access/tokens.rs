@@ -58,7 +58,11 @@ pub enum TokenOwner {
 /// Result of looking a token up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenLookup {
-    Valid(TokenOwner),
+    Valid {
+        owner: TokenOwner,
+        /// Workspace that answers for the one of the token.
+        answerable: Option<WorkspaceId>,
+    },
     /// The token was valid until its workspace expired.
     WorkspaceExpired,
     /// The token is unknown or revoked, or its workspace or agent is deleted.
@@ -78,7 +82,7 @@ WITH presented AS (
 )
 SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, t.is_former, a.name, a.type AS agent_type, a.token_generation,
        a.rights, w.policy, t.observer_token_id, o.version, o.scopes, o.filters, least(o.expires_at, w.expires_at) AS expires_at,
-       coalesce(w.expires_at <= relay_now(), false) AS workspace_expired
+       w.created_by, coalesce(w.expires_at <= relay_now(), false) AS workspace_expired
   FROM presented t
   JOIN workspaces w ON w.workspace_id = t.workspace_id
   LEFT JOIN agents a ON a.workspace_id = t.workspace_id AND a.agent_id = t.agent_id
@@ -101,7 +105,8 @@ impl Store {
         if row.try_get("workspace_expired").map_err(StoreError::from_sqlx(doing))? {
             return Ok(TokenLookup::WorkspaceExpired);
         }
-        decode_row("tokens", &row).map(TokenLookup::Valid)
+        let answerable = row.try_get("created_by").map_err(StoreError::from_sqlx(doing))?;
+        Ok(TokenLookup::Valid { owner: decode_row("tokens", &row)?, answerable })
     }
 
     /// Returns those of these node tokens that are revoked, or whose workspace has ended.

@@ -188,6 +188,17 @@ impl Store {
         row.map(|row| decode_row("workspaces", &row)).transpose()
     }
 
+    /// Returns the workspace that answers for this one, if another one does.
+    pub async fn answerable_workspace(&self, scope: WorkspaceScope) -> StoreResult<Option<WorkspaceId>> {
+        let created_by: Option<Option<WorkspaceId>> =
+            sqlx::query_scalar("SELECT created_by FROM workspaces WHERE workspace_id = $1")
+                .bind(scope.workspace_id())
+                .fetch_optional(&self.pool)
+                .await
+                .map_err(StoreError::from_sqlx("reading the creator of a workspace"))?;
+        Ok(created_by.flatten())
+    }
+
     /// Returns the oldest workspace of that name that is neither deleted nor expired. Takes no scope because names are
     /// public.
     pub async fn workspace_by_name(&self, name: &str) -> StoreResult<Option<WorkspaceRow>> {

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use relay_domain::WorkspaceId;
+use relay_domain::workspaces::family::FamilyId;
 use relay_tasks::byte_budget::{ByteBudget, ByteLease};
 
 /// Bytes of the process, a quarter of them for one owner. A caller may have 600 requests of a megabyte in progress.
@@ -15,7 +15,7 @@ const SMALL_FRAME_BYTES: usize = 1024;
 /// Tenant to which a body counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum BodyOwner {
-    Workspace(WorkspaceId),
+    Family(FamilyId),
     /// Client without a token.
     Address(Option<IpAddr>),
 }
@@ -37,25 +37,27 @@ impl RequestBodies {
     }
 
     /// Waits for the memory of a message that waits for the engine. Small ones need none.
-    pub(crate) async fn reserve_frame(&self, workspace: WorkspaceId, bytes: usize) -> Option<ByteLease> {
+    pub(crate) async fn reserve_frame(&self, family: FamilyId, bytes: usize) -> Option<ByteLease> {
         if bytes <= SMALL_FRAME_BYTES {
             return None;
         }
-        Some(self.0.reserve(BodyOwner::Workspace(workspace), bytes).await)
+        Some(self.0.reserve(BodyOwner::Family(family), bytes).await)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use relay_domain::WorkspaceId;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn a_tenant_without_room_is_refused_after_a_while_and_others_are_not() {
         let bodies = RequestBodies::default();
-        let (greedy, other) = (WorkspaceId::new(1), WorkspaceId::new(2));
-        let held = bodies.reserve(BodyOwner::Workspace(greedy), TOTAL_BYTES).await.unwrap();
-        assert!(bodies.reserve(BodyOwner::Workspace(greedy), 1).await.is_none());
-        assert!(bodies.reserve(BodyOwner::Workspace(other), 1024 * 1024).await.is_some());
+        let [greedy, other] = [1, 2].map(|id| FamilyId::of_workspace(WorkspaceId::new(id), None));
+        let held = bodies.reserve(BodyOwner::Family(greedy), TOTAL_BYTES).await.unwrap();
+        assert!(bodies.reserve(BodyOwner::Family(greedy), 1).await.is_none());
+        assert!(bodies.reserve(BodyOwner::Family(other), 1024 * 1024).await.is_some());
         assert!(bodies.reserve(BodyOwner::Address(None), 1024 * 1024).await.is_some());
         assert!(bodies.reserve_frame(greedy, SMALL_FRAME_BYTES).await.is_none(), "small frames do not wait");
         drop(held);

@@ -16,7 +16,8 @@ pub struct ConnectionLimits {
     #[arg(long, env = "RELAY_MAX_CONNECTIONS_PER_ADDRESS", default_value_t = 4096, value_parser = at_least_one())]
     pub max_connections_per_address: usize,
 
-    /// Node sockets of one workspace at this gateway, its observers, and its requests in progress: this many of each.
+    /// Node sockets of one workspace and of those created with its key at this gateway, their observers, and their
+    /// requests in progress: this many of each.
     #[arg(long, env = "RELAY_MAX_CONNECTIONS_PER_WORKSPACE", default_value_t = 8192, value_parser = at_least_one())]
     pub max_connections_per_workspace: usize,
 

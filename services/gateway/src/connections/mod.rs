@@ -1,4 +1,5 @@
-//! Limits of connections: how many a client, a token, a workspace and the gateway may have, and how slow they may be.
+//! Limits of connections: how many a client, a token, a family of workspaces and the gateway may have, and how slow they
+//! may be.
 //!
 //! [`Connections`] counts. `main` asks it about each TCP connection, [`admit_request`] about the addresses behind
 //! trusted proxies, `caller` about requests in progress, and the upgrades of nodes and observers about their sockets.
@@ -25,7 +26,9 @@ pub(crate) use bodies::RequestBodies;
 pub use client_address::{ClientAddress, PeerAddress};
 use ipnet::IpNet;
 pub use limits::ConnectionLimits;
-use relay_domain::{WorkspaceScope, access::client_network::client_network, metric_names as name};
+use relay_domain::{
+    WorkspaceScope, access::client_network::client_network, metric_names as name, workspaces::family::FamilyId,
+};
 use relay_engine::access::limits::RateLimitSubject;
 use relay_runtime::server::GuardedBody;
 use relay_tasks::byte_budget::ByteLease;
@@ -37,9 +40,9 @@ use crate::{error::ApiError, state::AppState};
 
 /// Connections above a limit that are answered with a refusal at the same time; further ones are closed.
 const MAX_REFUSALS: usize = 256;
-/// Observers of this gateway, and of one workspace: each costs a share of every event.
+/// Observers of this gateway, and of one family: each costs a share of every event.
 const MAX_OBSERVERS: usize = 8192;
-const MAX_WORKSPACE_OBSERVERS: usize = MAX_OBSERVERS / 4;
+const MAX_FAMILY_OBSERVERS: usize = MAX_OBSERVERS / 4;
 
 /// Routes whose handlers hold JSON of the body as values.
 const ROUTES_WITH_VALUES: [&str; 3] = [
@@ -106,7 +109,7 @@ impl Connections {
             requests: CallerSeats::new(total, workspace, token),
             bodies: RequestBodies::default(),
             nodes: CallerSeats::new(total, workspace, token),
-            observers: CallerSeats::new(MAX_OBSERVERS, workspace.min(MAX_WORKSPACE_OBSERVERS), token),
+            observers: CallerSeats::new(MAX_OBSERVERS, workspace.min(MAX_FAMILY_OBSERVERS), token),
             registration_timeout: Duration::from_secs(limits.registration_timeout_seconds),
         }
     }
@@ -165,20 +168,20 @@ impl HeldPlaces {
     pub(crate) fn take_request(
         parts: &Parts,
         state: &AppState,
-        scope: WorkspaceScope,
+        (family, scope): (FamilyId, WorkspaceScope),
         caller: RateLimitSubject,
     ) -> Result<(), ApiError> {
         let Some(held) = parts.extensions.get::<Self>() else { return Ok(()) };
-        let seat = state.connections.requests.take(scope, caller).map_err(ApiError::too_many_connections)?;
+        let seat = state.connections.requests.take(family, scope, caller).map_err(ApiError::too_many_connections)?;
         let _ = held.0.caller.set(seat);
         Ok(())
     }
 
-    /// Waits for the memory of the request's body, which the caller's workspace holds until the answer.
+    /// Waits for the memory of the request's body, which the caller's family holds until the answer.
     pub(crate) async fn reserve_body(parts: &Parts, bytes: usize) -> Result<BodyMemory, ApiError> {
         let held = parts.extensions.get::<Self>().cloned().unwrap_or_default();
         let owner = match held.0.caller.get() {
-            Some(seat) => BodyOwner::Workspace(seat.workspace()),
+            Some(seat) => BodyOwner::Family(seat.family()),
             None => BodyOwner::Address(ClientAddress::of_parts(parts).ip()),
         };
         let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use relay_domain::{WorkspaceId, WorkspaceScope, metric_names as name};
+use relay_domain::{WorkspaceId, WorkspaceScope, metric_names as name, workspaces::family::FamilyId};
 use relay_engine::access::limits::RateLimitSubject;
 
 /// Limit that refused a connection, a socket or a request.
@@ -16,6 +16,7 @@ pub enum Limit {
     Process,
     /// Of the client's address.
     Address,
+    /// Of a workspace with its family.
     Workspace,
     /// Of one caller, whose token may be rotated.
     Token,
@@ -95,7 +96,7 @@ fn lock<K>(taken: &Mutex<HashMap<K, usize>>) -> MutexGuard<'_, HashMap<K, usize>
 #[derive(Debug, Clone)]
 pub struct CallerSeats {
     total: Seats<()>,
-    workspaces: Seats<WorkspaceId>,
+    families: Seats<FamilyId>,
     callers: Seats<(WorkspaceId, RateLimitSubject)>,
 }
 
@@ -103,31 +104,36 @@ pub struct CallerSeats {
 #[derive(Debug)]
 pub struct CallerSeat {
     _total: Seat<()>,
-    workspace: Seat<WorkspaceId>,
+    family: Seat<FamilyId>,
     _caller: Seat<(WorkspaceId, RateLimitSubject)>,
 }
 
 impl CallerSeat {
-    pub(super) const fn workspace(&self) -> WorkspaceId {
-        self.workspace.key
+    pub(super) const fn family(&self) -> FamilyId {
+        self.family.key
     }
 }
 
 impl CallerSeats {
-    pub(super) fn new(total: usize, workspace: usize, caller: usize) -> Self {
-        Self { total: Seats::new(total), workspaces: Seats::new(workspace), callers: Seats::new(caller) }
+    pub(super) fn new(total: usize, family: usize, caller: usize) -> Self {
+        Self { total: Seats::new(total), families: Seats::new(family), callers: Seats::new(caller) }
     }
 
     /// Takes a seat for a caller.
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(crate) fn take(&self, scope: WorkspaceScope, caller: RateLimitSubject) -> Result<CallerSeat, Limit> {
+    pub(crate) fn take(
+        &self,
+        family: FamilyId,
+        scope: WorkspaceScope,
+        caller: RateLimitSubject,
+    ) -> Result<CallerSeat, Limit> {
         let workspace = scope.workspace_id();
         let seat = || {
             Ok(CallerSeat {
                 _caller: self.callers.take((workspace, caller)).ok_or(Limit::Token)?,
-                workspace: self.workspaces.take(workspace).ok_or(Limit::Workspace)?,
+                family: self.families.take(family).ok_or(Limit::Workspace)?,
                 _total: self.total.take(()).ok_or(Limit::Process)?,
             })
         };
@@ -142,22 +148,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_workspace_cannot_take_all_seats_and_seats_are_released() {
+    fn one_family_cannot_take_all_seats_and_seats_are_released() {
         let seats = CallerSeats::new(8, 4, 2);
-        let take = |workspace: i64, agent: i64| {
+        let take_in = |family: i64, workspace: i64, agent: i64| {
+            let family = FamilyId::of_workspace(WorkspaceId::new(family), None);
             let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(workspace));
-            seats.take(scope, RateLimitSubject::Agent(AgentId::new(agent)))
+            seats.take(family, scope, RateLimitSubject::Agent(AgentId::new(agent)))
         };
+        let take = |workspace, agent| take_in(workspace, workspace, agent);
         let mut greedy: Vec<CallerSeat> = (0..4).map(|n| take(1, n / 2).unwrap()).collect();
         assert_eq!(take(1, 0).unwrap_err(), Limit::Token);
         assert_eq!(take(1, 9).unwrap_err(), Limit::Workspace);
+        assert_eq!(take_in(1, 11, 9).unwrap_err(), Limit::Workspace, "a child of it");
         let others: Vec<CallerSeat> = (4..8).map(|n| take(n, n).unwrap()).collect();
         assert_eq!(take(2, 9).unwrap_err(), Limit::Process);
         greedy.pop();
         let again = take(2, 9).unwrap();
         drop((greedy, others, again));
         assert!(lock(&seats.total.taken).is_empty());
-        assert!(lock(&seats.workspaces.taken).is_empty());
+        assert!(lock(&seats.families.taken).is_empty());
         assert!(lock(&seats.callers.taken).is_empty());
     }
 }

@@ -89,6 +89,7 @@ pub(crate) async fn upgrade(
         }
         Err(error) => return Err(error.into()),
     };
+    let family = state.engine.workspaces().family(node.scope).await;
     if state.engine.suspensions().is_suspended_or_drained(node.scope, &node.node_id) {
         return Err(ApiError::unavailable("node_drained", "The node is drained"));
     }
@@ -103,7 +104,7 @@ pub(crate) async fn upgrade(
         return Err(ApiError::unauthorized("node_token_forbidden", "A node of this kind has no socket"));
     }
     let subject = RateLimitSubject::Node(node.node_id.clone());
-    let seat = state.connections.nodes.take(node.scope, subject).map_err(ApiError::too_many_connections)?;
+    let seat = state.connections.nodes.take(family, node.scope, subject).map_err(ApiError::too_many_connections)?;
     let direct = identity.role == NodeRole::Direct;
     let socket = socket
         .protocols([SOCKET_PROTOCOL])
@@ -112,7 +113,8 @@ pub(crate) async fn upgrade(
         .read_buffer_size(SOCKET_BUFFER)
         .write_buffer_size(SOCKET_BUFFER);
     Ok(socket.on_upgrade(move |socket| async move {
-        connection::serve_socket(socket, state, connection::Peer { node, token: hash, is_direct: direct, gate }).await;
+        let peer = connection::Peer { node, token: hash, is_direct: direct, gate };
+        connection::serve_socket(socket, state, family, peer).await;
         drop((seat, client));
     }))
 }

@@ -104,7 +104,8 @@ async fn authorize_observer(
         }
         other => other?,
     };
-    let seat = state.connections.observers.take(access.scope, access.rate_limit_subject());
+    let family = state.engine.workspaces().family(access.scope).await;
+    let seat = state.connections.observers.take(family, access.scope, access.rate_limit_subject());
     let seat = seat.map_err(ApiError::too_many_connections)?;
     let events = state.engine.events().observe(access.scope, None).await?;
     Ok((ObserverWatch::new(state.engine.clone(), access), events, seat))

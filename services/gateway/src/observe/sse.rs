@@ -82,7 +82,8 @@ pub(crate) async fn stream(
     }
     let token = ObserverCredentials { token: query.token }.token(&headers)?;
     let access = access::authorize(&state, &token, &client).await?;
-    let seat = state.connections.observers.take(access.scope, access.rate_limit_subject());
+    let family = state.engine.workspaces().family(access.scope).await;
+    let seat = state.connections.observers.take(family, access.scope, access.rate_limit_subject());
     let seat = seat.map_err(ApiError::too_many_connections)?;
     let events = state.engine.events().observe(access.scope, since).await?;
     let reader = StreamReader {

@@ -13,7 +13,8 @@ fn keyed(id: i64, key: u8, fingerprint: u8) -> PendingSend {
 
 fn pending(send: NewSend) -> (PendingSend, oneshot::Receiver<Result<CommitReply, EngineError>>) {
     let (reply, answer) = oneshot::channel();
-    (PendingSend { send, names: Vec::new(), traceparent: None, reply, sequence: None }, answer)
+    let family = FamilyId::of_workspace(send.scope.workspace_id(), None);
+    (PendingSend { send, family, names: Vec::new(), traceparent: None, reply, sequence: None }, answer)
 }
 
 fn id(pending: &PendingSend) -> i64 {

@@ -230,7 +230,7 @@ impl Messages {
                 continue;
             }
             send.sequence = Some(sequence_id);
-            match self.queue_send(send, names, Some(Arc::clone(&sequence))) {
+            match self.queue_send(send, names, Some(Arc::clone(&sequence))).await {
                 Ok(reply) => round.queued.push((post, audience, reply)),
                 Err(error) => round.outcomes.push((post.index, Err(error))),
             }

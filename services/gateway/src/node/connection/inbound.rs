@@ -1,4 +1,4 @@
-//! [`Inbound`]: reading side of a node's socket, within the memory that its workspace may take.
+//! [`Inbound`]: reading side of a node's socket, within the memory that its family of workspaces may take.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use axum::{
     extract::ws::{Message, WebSocket},
 };
 use futures::{StreamExt as _, stream::SplitStream};
-use relay_domain::WorkspaceId;
+use relay_domain::workspaces::family::FamilyId;
 use relay_runtime::server::ReadGate;
 use relay_tasks::byte_budget::ByteLease;
 use tokio::time::{Instant, sleep_until};
@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use super::effects::Close;
 use crate::{connections::RequestBodies, node::upgrade::FRAME_LIMIT};
 
-/// Part of a message that is read without memory of its workspace. Most messages are smaller.
+/// Part of a message that is read without memory of its family. Most messages are smaller.
 const UNLEASED_BYTES: usize = 16 * 1024;
 /// Bytes of a message beyond its text: headers of its parts.
 const HEADER_BYTES: usize = 64 * 1024;
@@ -42,7 +42,7 @@ pub(super) struct Inbound {
     socket: SplitStream<WebSocket>,
     gate: ReadGate,
     bodies: RequestBodies,
-    workspace: WorkspaceId,
+    family: FamilyId,
     /// Message that waits for memory.
     unread: Option<Message>,
     /// Memory of a large message that is arriving, and the time by which it must be complete.
@@ -50,14 +50,9 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    pub(super) fn new(
-        socket: SplitStream<WebSocket>,
-        gate: ReadGate,
-        bodies: RequestBodies,
-        workspace: WorkspaceId,
-    ) -> Self {
+    pub(super) fn new(socket: SplitStream<WebSocket>, gate: ReadGate, bodies: RequestBodies, family: FamilyId) -> Self {
         gate.set_limit(UNLEASED_BYTES);
-        Self { socket, gate, bodies, workspace, unread: None, arriving: None }
+        Self { socket, gate, bodies, family, unread: None, arriving: None }
     }
 
     /// Returns the next message, once there is memory for it. Until then the socket is not read, which slows the sender
@@ -75,7 +70,7 @@ impl Inbound {
                     if self.arriving.is_some() {
                         return Some(Received::Refused(TOO_LARGE));
                     }
-                    let memory = self.bodies.reserve_frame(self.workspace, FRAME_LIMIT).await;
+                    let memory = self.bodies.reserve_frame(self.family, FRAME_LIMIT).await;
                     self.arriving = memory.map(|memory| (memory, Instant::now() + MESSAGE_TIMEOUT));
                     self.gate.set_limit(FRAME_LIMIT + HEADER_BYTES);
                 }
@@ -97,7 +92,7 @@ impl Inbound {
                 memory.shrink_to(bytes);
                 Some(memory)
             }
-            None => self.bodies.reserve_frame(self.workspace, bytes).await,
+            None => self.bodies.reserve_frame(self.family, bytes).await,
         };
         self.unread.take().map(|message| Received::Message(message, memory))
     }

@@ -38,7 +38,9 @@ use futures::{
     future::BoxFuture,
     stream::{AbortHandle, Abortable, BoxStream, FuturesUnordered, SelectAll},
 };
-use relay_domain::{AgentId, access::token::TokenHash, mailboxes::stream::Seq, metric_names};
+use relay_domain::{
+    AgentId, access::token::TokenHash, mailboxes::stream::Seq, metric_names, workspaces::family::FamilyId,
+};
 use relay_engine::{
     access::callers::NodeCaller,
     mailboxes::serving::{CursorMove, LiveCopy},
@@ -114,10 +116,10 @@ impl Drop for Route {
 }
 
 /// Serves a node's socket until it ends.
-pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
+pub(super) async fn serve_socket(socket: WebSocket, app: AppState, family: FamilyId, peer: Peer) {
     let Peer { node, token, is_direct, gate } = peer;
     let (sink, inbound) = socket.split();
-    let mut inbound = Inbound::new(inbound, gate, app.connections.bodies.clone(), node.scope.workspace_id());
+    let mut inbound = Inbound::new(inbound, gate, app.connections.bodies.clone(), family);
     let (outbound, writer) = Outbound::new(sink);
     let writer = spawn_isolated("connection", writer);
     let (handle, mut events) = app.registry.add_peer(node.scope, &node.node_id, token);
