@@ -52,6 +52,7 @@ pub use channels::all_conversations::WorkspaceConversation;
 pub use channels::conversations::{ConversationRow, LastMessage, ListedConversation, NewConversation, OpenOutcome};
 pub use channels::lifecycle::{ChannelCreation, ChannelRow, ChannelUpdate, NewChannel};
 pub use channels::members::{JoinOutcome, MemberKey, MemberRow, Membership};
+pub use connections::shares as connection_shares;
 pub use error::{StoreError, StoreResult};
 pub use files::objects::FileObject;
 pub use mailboxes::delivery_events::delivered_event;
