@@ -15,7 +15,9 @@ use relay_testkit::{
     wait,
 };
 use serde_json::json;
+use sqlx::{Connection as _, PgConnection};
 use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::Message;
 
 const MIB: u64 = 1024 * 1024;
 const GROWTH: u64 = 64 * MIB;
@@ -25,6 +27,8 @@ const SENT: usize = 900_000;
 /// Time in which a gateway takes what it takes of a frame.
 const SEND_WITHIN: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_secs(30);
+/// Results of a node: they would take 340 MiB.
+const RESULTS: usize = 6;
 
 /// First part of a text frame of a client, which declares a megabyte.
 fn endless_frame() -> Vec<u8> {
@@ -76,5 +80,39 @@ async fn frames_that_never_end_take_a_share_of_the_memory() -> Result<()> {
     let grown = peak(gateway.pid())? - before;
     println!("grown by {} MiB", grown / MIB);
     ensure!(grown < GROWTH, "the gateway grew by {} MiB", grown / MIB);
+    Ok(())
+}
+
+/// Results of a node, each of which takes 80 times its bytes once it is parsed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn results_that_swell_when_they_are_parsed_take_turns() -> Result<()> {
+    let stack = Stack::builder().gateways(1).worker(false).start().await?;
+    let gateway = stack.gateway(0);
+    let key = Api::create_workspace(gateway.url(), "attacker").await?;
+    let node = key.create_broker_node("node_attacker", "attacker").await?;
+    let mut socket = NodeSocket::connect(&key.ws_base(), &node.token).await?;
+    socket.register_broker(&node.node_id, "attacker", "one").await?;
+    // Results wait for this lock, and are held meanwhile.
+    let mut database = PgConnection::connect(stack.database_url()).await?;
+    let mut transaction = database.begin().await?;
+    sqlx::query("LOCK TABLE invocations IN ACCESS EXCLUSIVE MODE").execute(&mut *transaction).await?;
+
+    let before = reset_peak(gateway.pid())?;
+    let waits_before = gateway.metric("relay_body_waits_total").await.unwrap_or(0.0);
+    let output = [r#"{"":0}"#; 100_000].join(",");
+    let result = format!(r#"{{"v":1,"type":"action.result","invocation_id":"1","output":[{output}]}}"#);
+    for _ in 0..RESULTS {
+        socket.send_message(Message::text(result.clone())).await?;
+    }
+    wait::until("a result that waits for memory", SOON, || async {
+        gateway.metric("relay_body_waits_total").await.is_ok_and(|waits| waits > waits_before)
+    })
+    .await;
+    let grown = peak(gateway.pid())? - before;
+    transaction.rollback().await?;
+    println!("grown by {} MiB", grown / MIB);
+    // Two of them at most: one that waits for storage, and the text of another.
+    ensure!(grown < 3 * GROWTH, "the gateway grew by {} MiB", grown / MIB);
+    socket.register_agent("ann").await?;
     Ok(())
 }

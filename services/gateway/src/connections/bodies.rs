@@ -11,6 +11,10 @@ const TOTAL_BYTES: usize = 64 * 1024 * 1024;
 const WAIT: Duration = Duration::from_secs(5);
 /// Frames up to this are held without a lease. 64 of them may wait on each of the 600 sockets of a token.
 const SMALL_FRAME_BYTES: usize = 1024;
+/// Memory of a byte of JSON that is held as values, as in lists: 3 in common objects, 80 in the smallest ones.
+pub(super) const VALUE_FACTOR: usize = 16;
+/// Types of frames whose JSON is held as values until the engine has handled them.
+const FRAMES_WITH_VALUES: [&str; 2] = ["\"action.result\"", "\"node.spawn\""];
 
 /// Tenant to which a body counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,18 +26,29 @@ pub(super) enum BodyOwner {
 
 /// Bytes of request bodies and frames that this gateway holds. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestBodies(ByteBudget<BodyOwner>);
+pub(crate) struct RequestBodies {
+    texts: ByteBudget<BodyOwner>,
+    /// What frames take once they are parsed. It is reserved with their text held, hence apart from the texts.
+    values: ByteBudget<FamilyId>,
+}
+
+/// Memory of a frame that waits for the engine.
+#[derive(Debug)]
+pub(crate) struct FrameMemory {
+    _text: ByteLease,
+    _values: ByteLease,
+}
 
 impl Default for RequestBodies {
     fn default() -> Self {
-        Self(ByteBudget::new("requests", TOTAL_BYTES))
+        Self { texts: ByteBudget::new("requests", TOTAL_BYTES), values: ByteBudget::new("frame_values", TOTAL_BYTES) }
     }
 }
 
 impl RequestBodies {
     /// Waits a while for the memory of a body; `None` if others take too long.
     pub(super) async fn reserve(&self, owner: BodyOwner, bytes: usize) -> Option<ByteLease> {
-        tokio::time::timeout(WAIT, self.0.reserve(owner, bytes)).await.ok()
+        tokio::time::timeout(WAIT, self.texts.reserve(owner, bytes)).await.ok()
     }
 
     /// Waits for the memory of a message that waits for the engine. Small ones need none.
@@ -41,8 +56,19 @@ impl RequestBodies {
         if bytes <= SMALL_FRAME_BYTES {
             return None;
         }
-        Some(self.0.reserve(BodyOwner::Family(family), bytes).await)
+        Some(self.texts.reserve(BodyOwner::Family(family), bytes).await)
     }
+
+    /// Waits for the memory of what a frame takes once it is parsed.
+    pub(crate) async fn reserve_values(&self, family: FamilyId, text: ByteLease, frame: &str) -> FrameMemory {
+        let bytes = if holds_values(frame) { frame.len().saturating_mul(VALUE_FACTOR) } else { 0 };
+        FrameMemory { _text: text, _values: self.values.reserve(family, bytes).await }
+    }
+}
+
+/// Returns whether JSON of a frame may be held as values. Its type is not parsed yet, and may be written with escapes.
+fn holds_values(frame: &str) -> bool {
+    frame.contains("\\u") || FRAMES_WITH_VALUES.iter().any(|kind| frame.contains(kind))
 }
 
 #[cfg(test)]
@@ -62,5 +88,22 @@ mod tests {
         assert!(bodies.reserve_frame(greedy, SMALL_FRAME_BYTES).await.is_none(), "small frames do not wait");
         drop(held);
         assert!(bodies.reserve_frame(greedy, 1024 * 1024).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn frames_with_values_take_turns() {
+        let (bodies, family) = (RequestBodies::default(), FamilyId::of_workspace(WorkspaceId::new(1), None));
+        let frame = |kind: &str| format!(r#"{{"type":"{kind}","x":"{}"}}"#, "x".repeat(TOTAL_BYTES / 64));
+        let reserve = async |frame: String| {
+            let text = bodies.reserve_frame(family, frame.len()).await.unwrap();
+            tokio::time::timeout(WAIT, bodies.reserve_values(family, text, &frame)).await.ok()
+        };
+        let held = reserve(frame("action.result")).await.expect("the share is free");
+        for kind in ["action.result", "node.spawn", r"action\u002eresult"] {
+            assert!(reserve(frame(kind)).await.is_none(), "{kind}");
+        }
+        assert!(reserve(frame("inventory.sync")).await.is_some());
+        drop(held);
+        assert!(reserve(frame("node.spawn")).await.is_some());
     }
 }

@@ -21,8 +21,8 @@ use axum::{
     http::request::Parts,
     response::{IntoResponse as _, Response},
 };
-use bodies::BodyOwner;
-pub(crate) use bodies::RequestBodies;
+use bodies::{BodyOwner, VALUE_FACTOR};
+pub(crate) use bodies::{FrameMemory, RequestBodies};
 pub use client_address::{ClientAddress, PeerAddress};
 use ipnet::IpNet;
 pub use limits::ConnectionLimits;
@@ -50,8 +50,6 @@ const ROUTES_WITH_VALUES: [&str; 3] = [
     "/v1/nodes/{name}/actions/{action}/invoke",
     "/v1/actions/{name}/invocations/{id}/complete",
 ];
-/// Memory of a byte of JSON that is held as values, as in lists: 3 in common objects, 80 in the smallest ones.
-const VALUE_FACTOR: usize = 16;
 
 /// Counts of this gateway's connections. Cheap to clone.
 #[derive(Debug, Clone)]

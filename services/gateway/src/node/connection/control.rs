@@ -15,7 +15,6 @@ use relay_engine::{
     messages::posting::batch::BatchCaller,
     nodes::providers::RejectedEntry,
 };
-use relay_tasks::byte_budget::ByteLease;
 use relay_wire::{
     field::ToValue as _,
     messages::batch::BatchBody,
@@ -35,6 +34,7 @@ use super::{
     registration::{INTERNAL, REGISTRATION_TIMEOUT},
 };
 use crate::{
+    connections::FrameMemory,
     error::ApiError,
     routes::{
         actions,
@@ -71,7 +71,7 @@ pub(super) struct Request {
     pub(super) id: Option<String>,
     pub(super) frame: InboundFrame,
     /// Held until the reply.
-    pub(super) memory: Option<ByteLease>,
+    pub(super) memory: Option<FrameMemory>,
 }
 
 /// Outcome of a request. The reply, if any, is written before the effect is applied.

@@ -15,9 +15,8 @@ use super::{
     outbound::Room,
     served_agent::OutgoingFrame,
 };
-use relay_tasks::byte_budget::ByteLease;
 
-use crate::node::registry::Event;
+use crate::{connections::FrameMemory, node::registry::Event};
 
 /// Close code and reason.
 pub(super) type Close = (u16, &'static str);
@@ -25,7 +24,7 @@ pub(super) type Close = (u16, &'static str);
 pub(super) enum Input {
     /// From the node.
     /// With the memory that it takes until it was handled, if it is large.
-    Message(Message, Option<ByteLease>),
+    Message(Message, Option<FrameMemory>),
     /// From elsewhere in this gateway.
     Event(Event),
     Job(JobResult),

@@ -13,7 +13,10 @@ use relay_tasks::byte_budget::ByteLease;
 use tokio::time::{Instant, sleep_until};
 
 use super::effects::Close;
-use crate::{connections::RequestBodies, node::upgrade::FRAME_LIMIT};
+use crate::{
+    connections::{FrameMemory, RequestBodies},
+    node::upgrade::FRAME_LIMIT,
+};
 
 /// Part of a message that is read without memory of its family. Most messages are smaller.
 const UNLEASED_BYTES: usize = 16 * 1024;
@@ -31,7 +34,7 @@ const TOO_SLOW: Close = (1013, "frame took too long");
 /// Arrival on a socket.
 pub(super) enum Received {
     /// Message, with the memory that it takes until it was handled, unless it is small.
-    Message(Message, Option<ByteLease>),
+    Message(Message, Option<FrameMemory>),
     /// The socket cannot be read.
     Failed(Error),
     /// The peer sends what it must not.
@@ -79,20 +82,25 @@ impl Inbound {
                 }
             }
         }
-        let bytes = match self.unread.as_ref()? {
-            Message::Text(text) => text.len(),
-            Message::Binary(bytes) => bytes.len(),
+        let (bytes, frame) = match self.unread.as_ref()? {
+            Message::Text(text) => (text.len(), text.as_str()),
+            // Refused without being parsed.
+            Message::Binary(bytes) => (bytes.len(), ""),
             // A large message may still be arriving around it.
             Message::Ping(_) | Message::Pong(_) | Message::Close(_) => {
                 return self.unread.take().map(|message| Received::Message(message, None));
             }
         };
-        let memory = match self.arriving.take() {
+        let text = match self.arriving.take() {
             Some((mut memory, _)) => {
                 memory.shrink_to(bytes);
                 Some(memory)
             }
             None => self.bodies.reserve_frame(self.family, bytes).await,
+        };
+        let memory = match text {
+            Some(text) => Some(self.bodies.reserve_values(self.family, text, frame).await),
+            None => None,
         };
         self.unread.take().map(|message| Received::Message(message, memory))
     }

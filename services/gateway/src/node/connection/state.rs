@@ -19,7 +19,6 @@ use relay_engine::{
     access::callers::NodeCaller,
     mailboxes::serving::{Heartbeat, LiveCopy},
 };
-use relay_tasks::byte_budget::ByteLease;
 use relay_wire::nodes::frame::{self, InboundFrame};
 use tokio::time::Instant;
 
@@ -36,7 +35,10 @@ use super::{
     requests::RequestQueue,
     served_agent::{BufferCount, ServedAgent},
 };
-use crate::node::{registry::Event, upgrade::FRAME_LIMIT};
+use crate::{
+    connections::FrameMemory,
+    node::{registry::Event, upgrade::FRAME_LIMIT},
+};
 
 /// Inbound frames accepted per [`RATE_WINDOW`]. Beyond it the socket is not read until the window ends.
 const MAX_FRAMES_PER_WINDOW: u32 = 2000;
@@ -217,7 +219,7 @@ impl ConnectionState {
         !self.queued.is_empty() && self.conditions.room.is_empty()
     }
 
-    fn on_message(&mut self, message: Message, memory: Option<ByteLease>) {
+    fn on_message(&mut self, message: Message, memory: Option<FrameMemory>) {
         let now = self.now();
         for proof in self.liveness.on_inbound(now) {
             self.effects.push_back(Effect::AnswerProbe(proof, ProbeOutcome::Alive));
@@ -240,7 +242,7 @@ impl ConnectionState {
         self.send_text(frame::encode_error(id, code, message));
     }
 
-    fn on_text(&mut self, text: &str, memory: Option<ByteLease>) {
+    fn on_text(&mut self, text: &str, memory: Option<FrameMemory>) {
         let decoded = match frame::decode(text) {
             Ok(decoded) => decoded,
             Err(refusal) => return self.refuse(refusal.id.as_deref(), "invalid_message", &refusal.message),
