@@ -86,30 +86,40 @@ async fn rotating_an_agent_s_token_with_the_key_ends_its_own_node() -> Result<()
 }
 
 /// Rotations measured at the other gateway.
-const ROTATIONS: usize = 50;
+const ROTATIONS: usize = 100;
+/// Time in which a hint ends a token at the other gateway, for 99 of 100.
+const HINTED_WITHIN: Duration = Duration::from_millis(100);
+/// Processes between the two answers that a busy machine may delay: a gateway, NATS, the other gateway, this program.
+const HOPS: u32 = 4;
 
 /// A cached token would be accepted for a second; the hint ends it within milliseconds.
 #[tokio::test]
 async fn the_hint_of_a_revocation_reaches_the_other_gateway() -> Result<()> {
     let gateways = &shared().await.gateways;
     let key = Api::create_workspace(&gateways[0], "hinted").await?;
-    key.register_agent("bob").await?;
-    let mut took = Vec::new();
+    let mut token = key.register_agent("bob").await?.token;
+    let (mut took, mut usual) = (Vec::new(), Vec::new());
     for _ in 0..ROTATIONS {
-        let rotated = key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
-        let there = key.with_token(rotated["token"].as_str().unwrap_or_default()).at(&gateways[1]);
+        let there = key.with_token(&token).at(&gateways[1]);
+        let asked = Instant::now();
         there.get("/v1/agent").await?.success()?;
-        key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+        usual.push(asked.elapsed());
+        let rotated = key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
         let answered = Instant::now();
         wait::until("the revocation at the other gateway", CLOSED_WITHIN, || async {
             there.get("/v1/agent").await.is_ok_and(|reply| reply.code() == "agent_token_invalid")
         })
         .await;
         took.push(answered.elapsed());
+        rotated["token"].as_str().unwrap_or_default().clone_into(&mut token);
     }
     took.sort_unstable();
-    println!("revocation at the other gateway: median {:?}, longest {:?}", took[ROTATIONS / 2], took[ROTATIONS - 1]);
-    ensure!(took[ROTATIONS / 2] < Duration::from_millis(500), "{took:?}");
+    usual.sort_unstable();
+    let p99 = |times: &[Duration]| times[ROTATIONS * 99 / 100 - 1];
+    println!("revocation at the other gateway: median {:?}, p99 {:?}", took[ROTATIONS / 2], p99(&took));
+    // A usual request shows how busy the machine is.
+    let limit = HINTED_WITHIN + HOPS * p99(&usual);
+    ensure!(p99(&took) < limit, "{:?} exceeds {limit:?}: {took:?}", p99(&took));
     Ok(())
 }
 
