@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use relay_acceptance::{
     access::{Class, DEFAULT_RIGHTS, RESTRICTIONS, ROUTES, Restriction},
     raw::Raw,
@@ -13,7 +14,10 @@ use relay_testkit::{
     shared,
 };
 use serde_json::{Value, json};
-use sqlx::PgPool;
+use sqlx::{Connection as _, PgConnection};
+
+/// Routes that are checked beside each other, each in a world of its own.
+const AT_A_TIME: usize = 4;
 
 /// Workspace in which `ann` owns one object of each kind, and `bob` another one.
 struct World {
@@ -63,14 +67,14 @@ impl World {
         let action = json!({ "name": "build", "handler_agent": "stranger" });
         key.post("/v1/actions", action).await?.success()?;
         // The way of a spawn is in `rules`.
-        let pool = PgPool::connect(&engine.database_url).await?;
+        let mut database = PgConnection::connect(&engine.database_url).await?;
         sqlx::query("UPDATE agents SET spawned_by = $1 WHERE agent_id = $2")
             .bind(ann.id.parse::<i64>()?)
             .bind(child.id.parse::<i64>()?)
-            .execute(&pool)
+            .execute(&mut database)
             .await?;
-        let own = owned_by(&as_ann, &child, "build").await?;
-        let others = owned_by(&as_bob, &stranger, "build").await?;
+        let own = owned_by(&as_ann, &child, "build");
+        let (own, others) = tokio::try_join!(own, owned_by(&as_bob, &stranger, "build"))?;
         Ok(Self { key, ann, own, others })
     }
 
@@ -139,11 +143,16 @@ fn is_refused(reply: &Reply) -> bool {
     reply.status == 403 && codes().contains(reply.code())
 }
 
+/// Checks restrictions, some at a time.
+async fn check_each<F: Future<Output = Result<()>>>(check: impl FnMut(&'static Restriction) -> F) -> Result<()> {
+    stream::iter(RESTRICTIONS).map(check).buffer_unordered(AT_A_TIME).try_collect().await
+}
+
 /// Each step leaves the objects as they are, until the last one.
 #[tokio::test]
 async fn a_default_right_closes_its_route_by_override_and_by_policy() -> Result<()> {
-    for restriction in RESTRICTIONS {
-        let Some((right, code)) = restriction.closed_by else { continue };
+    check_each(|restriction| async move {
+        let Some((right, code)) = restriction.closed_by else { return Ok(()) };
         let world = World::new().await?;
         let what = format!("{} {} without {right}", restriction.method, restriction.path);
         let token = world.ann.token.as_str();
@@ -158,14 +167,15 @@ async fn a_default_right_closes_its_route_by_override_and_by_policy() -> Result<
         world.set_override(json!({ right: true })).await?;
         let permitted = world.call(restriction, token, &world.own).await?;
         assert!(!is_refused(&permitted), "{what}, opened by override: {}", permitted.body);
-    }
-    Ok(())
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]
 async fn a_further_right_opens_what_belongs_to_others() -> Result<()> {
-    for restriction in RESTRICTIONS {
-        let Some((right, code)) = restriction.opened_by else { continue };
+    check_each(|restriction| async move {
+        let Some((right, code)) = restriction.opened_by else { return Ok(()) };
         let world = World::new().await?;
         let what = format!("{} {} of another", restriction.method, restriction.path);
         let token = world.ann.token.as_str();
@@ -179,55 +189,66 @@ async fn a_further_right_opens_what_belongs_to_others() -> Result<()> {
         world.set_override(json!({ right: null })).await?;
         let permitted = world.call(restriction, token, &world.others).await?;
         assert!(permitted.status < 500 && permitted.status != 403, "{what}, opened: {}", permitted.body);
-    }
-    Ok(())
+        Ok(())
+    })
+    .await
 }
 
 /// An owner needs no further right, and the workspace key none at all.
 #[tokio::test]
 async fn owners_and_the_key_are_never_refused() -> Result<()> {
-    for restriction in RESTRICTIONS {
+    check_each(|restriction| async move {
         let world = World::new().await?;
-        let rights: Value = DEFAULT_RIGHTS.iter().map(|right| ((*right).to_owned(), Value::Bool(false))).collect();
         for (who, token, names) in
             [("ann", world.ann.token.as_str(), &world.own), ("the key", world.key.token(), &world.others)]
         {
             if who == "the key" {
-                world.set_policy(rights.clone()).await?;
+                world.set_policy(closed_rights()).await?;
             }
             let reply = world.call(restriction, token, names).await?;
             let what = format!("{} {} by {who}: {} {}", restriction.method, restriction.path, reply.status, reply.body);
             assert!(!is_refused(&reply) && reply.status < 500 || reply.status == 503, "{what}");
         }
-    }
-    Ok(())
+        Ok(())
+    })
+    .await
 }
 
-/// No route outside of the table depends on rights, with any token that it accepts.
+/// All default rights, closed.
+fn closed_rights() -> Value {
+    DEFAULT_RIGHTS.iter().map(|right| ((*right).to_owned(), Value::Bool(false))).collect()
+}
+
+/// No route outside of the table depends on rights, with any token that it accepts. Reads change nothing, so they share a
+/// world.
 #[tokio::test]
 async fn no_other_route_depends_on_rights() -> Result<()> {
     let restricted: BTreeSet<_> =
         RESTRICTIONS.iter().map(|restriction| (restriction.method, restriction.path)).collect();
-    let mut checked = 0;
-    for (method, path, class, body) in ROUTES {
-        let takes_agents = matches!(
+    let takes_agents = |class: &Class| {
+        matches!(
             class,
             Class::Agent | Class::Acting | Class::Any | Class::ReadOrAgent | Class::ReadOrAgentOrNode | Class::Sender
-        );
-        if !takes_agents || restricted.contains(&(method, path)) {
-            continue;
-        }
+        )
+    };
+    let (reads, changes): (Vec<_>, Vec<_>) = ROUTES
+        .iter()
+        .filter(|(method, path, class, _)| takes_agents(class) && !restricted.contains(&(*method, *path)))
+        .map(|(method, path, _, body)| (*method, *path, *body))
+        .partition(|(method, ..)| *method == "GET");
+    assert!(reads.len() + changes.len() > 40, "only {} routes", reads.len() + changes.len());
+    let worlds = std::iter::once(reads).chain(changes.into_iter().map(|change| vec![change]));
+    let checks = worlds.map(|routes| async move {
         let world = World::new().await?;
-        let closed: Value = DEFAULT_RIGHTS.iter().map(|right| ((*right).to_owned(), Value::Bool(false))).collect();
-        world.set_override(closed).await?;
-        let names = World::fill(path, &world.own);
-        let body = World::fill(body, &world.own);
-        let reply = send(world.key.base(), method, &names, &body, &world.ann.token).await?;
-        assert!(!is_refused(&reply), "{method} {path}: {} {}", reply.status, reply.body);
-        checked += 1;
-    }
-    assert!(checked > 40, "only {checked} routes");
-    Ok(())
+        world.set_override(closed_rights()).await?;
+        for (method, path, body) in routes {
+            let (path, body) = (World::fill(path, &world.own), World::fill(body, &world.own));
+            let reply = send(world.key.base(), method, &path, &body, &world.ann.token).await?;
+            assert!(!is_refused(&reply), "{method} {path}: {} {}", reply.status, reply.body);
+        }
+        anyhow::Ok(())
+    });
+    stream::iter(checks).buffer_unordered(AT_A_TIME).try_collect().await
 }
 
 /// A deletion without the right to release is refused as any other agent's is.
