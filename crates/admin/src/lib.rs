@@ -13,14 +13,14 @@ use relay_domain::{
     ChannelId, DeliveryId, WorkspaceId, WorkspaceScope,
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
     names::{MAX_WORKSPACE_NAME_BYTES, check_name},
-    nodes::RosterNode,
+    nodes::{RosterNode, roster::NodeFilter},
     workspaces::plan::Plan,
 };
 pub use relay_store::admin::{
     DeadLetterSummary, ExportedRow, MailboxDetails, MailboxEntry, MailboxSettlement, RevokedToken, TableRowCount,
     WorkspaceSummary,
 };
-use relay_store::{NewWorkspace, NodeFilter, Store};
+use relay_store::{NewWorkspace, Store};
 use serde_json::Map;
 
 use relay_engine::{

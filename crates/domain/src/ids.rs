@@ -14,105 +14,14 @@ pub struct InvalidId {
     pub kind: &'static str,
 }
 
-macro_rules! snowflake_id {
-    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(transparent))]
-        pub struct $name(i64);
-
-        impl $name {
-            /// Wraps a raw 63-bit value from storage.
-            #[must_use]
-            pub const fn new(raw: i64) -> Self {
-                Self(raw)
-            }
-
-            /// Returns the raw value for storage.
-            #[must_use]
-            pub const fn get(self) -> i64 {
-                self.0
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.fmt(f)
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = InvalidId;
-
-            /// Parses a decimal number from 0 to 2^63-1 without sign or leading zeros.
-            fn from_str(text: &str) -> Result<Self, InvalidId> {
-                let canonical = text == "0" || !text.starts_with(['0', '+', '-']);
-                text.parse()
-                    .ok()
-                    .filter(|_| canonical)
-                    .map(Self)
-                    .ok_or(InvalidId { kind: $kind })
-            }
-        }
-
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-                text.parse().map_err(D::Error::custom)
-            }
-        }
-    };
+/// Parses a number that is written without sign or leading zeros, so that one id has one text.
+fn parse_canonical(text: &str) -> Option<i64> {
+    let is_canonical = text == "0" || !text.starts_with(['0', '+', '-']);
+    text.parse().ok().filter(|_| is_canonical)
 }
 
-snowflake_id!(
-    /// Id of a workspace, the tenant.
-    WorkspaceId, "workspace"
-);
-snowflake_id!(
-    /// Id of an agent. A deleted agent's name may be reused, its id is not.
-    AgentId, "agent"
-);
-snowflake_id!(
-    /// Id of a channel, or of the backing channel of a conversation.
-    ChannelId, "channel"
-);
-snowflake_id!(
-    /// Id of a message. Ids sort by creation.
-    MessageId, "message"
-);
-snowflake_id!(
-    /// Id of an attempt to hand a delivery over by http_push.
-    AttemptId, "attempt"
-);
-snowflake_id!(
-    /// Id of an http_push worker, the owner of mailbox leases. A process gets a new one at each start.
-    PushWorkerId, "push worker"
-);
-snowflake_id!(
-    /// Id of the delivery of one event to a subscription.
-    SubscriptionDeliveryId, "subscription delivery"
-);
-snowflake_id!(
-    /// Id of a file.
-    FileId, "file"
-);
-snowflake_id!(
-    /// Id of one transaction of the committer. Fixed before the transaction, so that a batch whose commit outcome is
-    /// unknown can be submitted again and recognised.
-    BatchId, "batch"
-);
-snowflake_id!(
-    /// Id of one run of a gateway process, the owner of its leases. A restarted gateway has a new one.
-    GatewayId, "gateway"
-);
-
-macro_rules! prefixed_id {
+/// Newtype over a snowflake. Its text form is the prefix, which may be empty, and the number.
+macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal, $kind:literal) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,11 +51,9 @@ macro_rules! prefixed_id {
         impl FromStr for $name {
             type Err = InvalidId;
 
-            /// Parses the prefix and a decimal number from 0 to 2^63-1.
+            /// Parses the prefix and a decimal number from 0 to 2^63-1 without sign or leading zeros.
             fn from_str(text: &str) -> Result<Self, InvalidId> {
-                let invalid = InvalidId { kind: $kind };
-                let number: MessageId = text.strip_prefix($prefix).ok_or(invalid)?.parse().map_err(|_| invalid)?;
-                Ok(Self(number.get()))
+                text.strip_prefix($prefix).and_then(parse_canonical).map(Self).ok_or(InvalidId { kind: $kind })
             }
         }
 
@@ -165,29 +72,83 @@ macro_rules! prefixed_id {
     };
 }
 
-prefixed_id!(
+id!(
+    /// Id of a workspace, the tenant.
+    WorkspaceId, "", "workspace"
+);
+id!(
+    /// Id of an agent. A deleted agent's name may be reused, its id is not.
+    AgentId, "", "agent"
+);
+id!(
+    /// Id of a channel, or of the backing channel of a conversation.
+    ChannelId, "", "channel"
+);
+id!(
+    /// Id of a message. Ids sort by creation.
+    MessageId, "", "message"
+);
+id!(
+    /// Id of an attempt to hand a delivery over by http_push.
+    AttemptId, "", "attempt"
+);
+id!(
+    /// Id of an http_push worker, the owner of mailbox leases. A process gets a new one at each start.
+    PushWorkerId, "", "push worker"
+);
+id!(
+    /// Id of the delivery of one event to a subscription.
+    SubscriptionDeliveryId, "", "subscription delivery"
+);
+id!(
+    /// Id of a redrive of dead letters.
+    RedriveId, "", "redrive"
+);
+id!(
+    /// Id of a reaction.
+    ReactionId, "", "reaction"
+);
+id!(
+    /// Id of a file.
+    FileId, "", "file"
+);
+id!(
+    /// Id of one transaction of the committer. Fixed before the transaction, so that a batch whose commit outcome is
+    /// unknown can be submitted again and recognised.
+    BatchId, "", "batch"
+);
+id!(
+    /// Id of one run of a gateway process, the owner of its leases. A restarted gateway has a new one.
+    GatewayId, "", "gateway"
+);
+
+id!(
     /// Id of an inbound webhook.
     WebhookId, "wh_", "webhook"
 );
-prefixed_id!(
+id!(
     /// Id of an event subscription.
     SubscriptionId, "sub_", "subscription"
 );
-prefixed_id!(
+id!(
     /// Id of a session event.
     SessionEventId, "evt_", "session event"
 );
-prefixed_id!(
+id!(
     /// Id of an action definition.
     ActionId, "act_", "action"
 );
-prefixed_id!(
+id!(
     /// Id of an invocation, the same for all its attempts.
     InvocationId, "inv_", "invocation"
 );
-prefixed_id!(
+id!(
     /// Id of a trigger.
     TriggerId, "trg_", "trigger"
+);
+id!(
+    /// Id of an observer token.
+    ObserverTokenId, "ot_", "observer token"
 );
 
 macro_rules! text_id {
@@ -242,55 +203,6 @@ text_id!(
     /// Public id of a conversation: `dm_<24 hex>`, or a bare snowflake for a group.
     ConversationId
 );
-
-/// Id of an observer token. Its text form is `ot_<snowflake>`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(transparent))]
-pub struct ObserverTokenId(i64);
-
-impl ObserverTokenId {
-    /// Wraps a raw 63-bit value from storage.
-    #[must_use]
-    pub const fn new(raw: i64) -> Self {
-        Self(raw)
-    }
-
-    /// Returns the raw value for storage.
-    #[must_use]
-    pub const fn get(self) -> i64 {
-        self.0
-    }
-}
-
-impl fmt::Display for ObserverTokenId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ot_{}", self.0)
-    }
-}
-
-impl FromStr for ObserverTokenId {
-    type Err = InvalidId;
-
-    fn from_str(text: &str) -> Result<Self, InvalidId> {
-        let invalid = InvalidId { kind: "observer token" };
-        // Message ids have the canonical decimal form that is required here.
-        let number: MessageId = text.strip_prefix("ot_").ok_or(invalid)?.parse().map_err(|_| invalid)?;
-        Ok(Self(number.get()))
-    }
-}
-
-impl Serialize for ObserverTokenId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for ObserverTokenId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-        text.parse().map_err(D::Error::custom)
-    }
-}
 
 impl NodeId {
     /// Returns the id of the implicit node of an agent that connects directly.

@@ -3,8 +3,8 @@
 //! Nothing in this crate performs I/O, awaits or reads a clock: instants come in as values, decisions go out as values,
 //! and the caller acts on them. Every other crate may depend on this one.
 //!
-//! The feature `sqlx` lets ids and stored enums be bound to statements and decoded from rows; only `relay-store` turns
-//! it on.
+//! The feature `sqlx` lets ids and stored enums be bound to statements, and these and nouns be decoded from rows; only
+//! `relay-store` turns it on.
 
 pub mod access;
 pub mod actions;
@@ -23,6 +23,7 @@ pub mod nodes;
 pub mod observers;
 pub mod push;
 pub mod recovery;
+pub mod search;
 pub mod shard;
 pub mod snowflake;
 pub mod subscriptions;
@@ -31,7 +32,7 @@ pub mod workspaces;
 pub use access::scope::WorkspaceScope;
 pub use ids::{
     ActionId, AgentId, AttemptId, BatchId, ChannelId, ConversationId, DeliveryId, FileId, GatewayId, InvocationId,
-    MessageId, NodeId, ObserverTokenId, ProviderName, PushWorkerId, SessionEventId, SubscriptionDeliveryId,
-    SubscriptionId, TriggerId, WebhookId, WorkspaceId,
+    MessageId, NodeId, ObserverTokenId, ProviderName, PushWorkerId, ReactionId, RedriveId, SessionEventId,
+    SubscriptionDeliveryId, SubscriptionId, TriggerId, WebhookId, WorkspaceId,
 };
 pub use json_text::{JsonEntries, JsonText, encoded_length};

@@ -44,7 +44,7 @@ pub(crate) use handles::Inner;
 pub use id_source::IdSource;
 pub use migrations::{MigrationError, migrate};
 pub use relay_egress::EgressConfig;
-pub use relay_store::{MessagePage, ObserverTokenRow, ReadReceipt};
+pub use relay_store::ReadReceipt;
 pub use start::EngineConfig;
 
 /// Entry point to all use cases of a gateway or worker. Cheap to clone; all clones share their state.

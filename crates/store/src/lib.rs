@@ -42,34 +42,29 @@ pub use access::idempotency::{
 pub use access::rotation::{ChangedToken, TokenRotation};
 pub use access::tokens::{TokenLookup, TokenOwner};
 pub use actions::dispatches::{SentInvocation, UnsentInvocation};
-pub use actions::invocations::InvocationRow;
 pub use agents::addresses::AddressedAgent;
 pub use agents::bindings::{BindOutcome, NewBinding, UnboundAgent};
-pub use agents::lifecycle::{AgentChange, DeleteCondition, DeletedAgent, NewAgent, Registration, StatusRow};
+pub use agents::lifecycle::{AgentChange, DeleteCondition, DeletedAgent, NewAgent, Registration};
 pub use agents::presence::LastSeen;
 pub use agents::respawn::RespawnOutcome;
-pub use channels::all_conversations::WorkspaceConversation;
-pub use channels::conversations::{ConversationRow, LastMessage, ListedConversation, NewConversation, OpenOutcome};
-pub use channels::lifecycle::{ChannelCreation, ChannelRow, ChannelUpdate, NewChannel};
-pub use channels::members::{JoinOutcome, MemberKey, MemberRow, Membership};
+pub use channels::conversations::{NewConversation, OpenOutcome};
+pub use channels::lifecycle::{ChannelCreation, ChannelUpdate, NewChannel};
+pub use channels::members::{JoinOutcome, MemberKey};
 pub use connections::shares as connection_shares;
 pub use error::{StoreError, StoreResult};
 pub use files::objects::FileObject;
 pub use mailboxes::delivery_events::delivered_event;
-pub use mailboxes::positions::MailboxRow;
-pub use mailboxes::settlements::{DeliveryReport, ReportOutcome};
-pub use messages::queries::{MessageHead, MessagePage};
+pub use mailboxes::settlements::ReportOutcome;
+pub use messages::queries::MessageHead;
 pub use messages::reactions::{NewReaction, Reaction, ReactionKey, ReactionOutcome};
-pub use messages::receipts::{ReadLocation, ReadReceipt};
+pub use messages::receipts::ReadReceipt;
 pub use messages::update::MessageChange;
 pub use nodes::enrolment::{DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewDelivery, NodeEnrolment};
-pub use nodes::roster::{NodeFilter, NodeListPosition};
 pub use observers::overrides::{OverrideCursor, OverrideRow, OverrideState, RetireOutcome, SigningKeyRow};
 pub use observers::tokens::{
-    NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits, ObserverTokenRow,
-    ObserverTokenUpdate,
+    NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits, ObserverTokenUpdate,
 };
 pub use pool::{Connections, DatabaseAddress, MIGRATOR, Pooler, Store};
-pub use workspaces::lifecycle::{CreationKey, NewWorkspace, WorkspaceChange, WorkspaceCreation, WorkspaceRow};
+pub use workspaces::lifecycle::{CreationKey, NewWorkspace, WorkspaceChange, WorkspaceCreation};
 pub use workspaces::quotas::{EffectiveLimits, QuotasRow};
 pub use workspaces::rate_limits::RateLimitGrant;

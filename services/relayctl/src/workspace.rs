@@ -10,13 +10,14 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use chrono::{DateTime, Utc};
 use relay_admin::{Erasure, WorkspaceSummary};
-use relay_domain::{WorkspaceId, workspaces::plan::Plan};
-use relay_engine::{
-    EngineError,
-    error::Missing,
-    settings::NatsServers,
-    workspaces::usage::{Granularity, UsageQuery, UsageRow},
+use relay_domain::{
+    WorkspaceId,
+    workspaces::{
+        plan::Plan,
+        usage::{Granularity, UsageBucket},
+    },
 };
+use relay_engine::{EngineError, error::Missing, settings::NatsServers, workspaces::usage::UsageQuery};
 use serde_json::json;
 
 use crate::{
@@ -199,7 +200,7 @@ async fn print_usage(database: &Database, workspace: &str, query: UsageQuery, ou
         return out.print_value(&report, |_| String::new());
     }
     let headings = ["FROM", "MESSAGES", "DELIVERIES", "ACKED", "SETTLED", "DEAD", "INVOCATIONS", "PUSHED"];
-    let cells = |usage: &UsageRow| {
+    let cells = |usage: &UsageBucket| {
         let numbers = [
             usage.messages,
             usage.deliveries,

@@ -1,12 +1,19 @@
-//! Actions: operations that agents invoke on nodes and on other agents. Main type: [`InvocationStatus`]; used by the
-//! engine's action use cases and the store.
+//! Actions: operations that agents invoke on nodes and on other agents. Main types: [`Action`] and [`Invocation`]; used by
+//! the engine's action use cases and the store.
 //!
 //! An invocation has exactly one outcome. It runs on one provider at a time; when that provider is lost or does not
 //! respond in time, the next attempt starts under the same id (docs/protocol/node.md, "Invocation states" and "Retries
 //! of invocations").
 
+mod definition;
+mod invocation;
+mod placement_record;
 pub mod schema_cost;
 pub mod trigger;
+
+pub use definition::Action;
+pub use invocation::Invocation;
+pub use placement_record::{ChosenProvider, PlacementRecord, SkippedNode};
 
 use std::time::Duration;
 

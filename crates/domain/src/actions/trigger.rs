@@ -2,6 +2,10 @@
 
 use std::{convert::Infallible, str::FromStr};
 
+use chrono::{DateTime, Utc};
+
+use crate::{AgentId, TriggerId};
+
 /// Maximum number of triggers in one workspace.
 pub const MAX_PER_WORKSPACE: i64 = 500;
 /// Maximum length of a pattern, in bytes.
@@ -85,6 +89,43 @@ pub fn matches_scope(channel: Option<&str>, mention: Option<&MentionFilter>, see
     let channel = channel.map(|channel| channel.strip_prefix('#').unwrap_or(channel));
     channel.is_none_or(|channel| channel == seen.channel)
         && mention.is_none_or(|mention| mention.matches(seen.mentions))
+}
+
+/// Rule that invokes an action for matching messages.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct Trigger {
+    pub trigger_id: TriggerId,
+    /// Matches only messages in this channel.
+    pub channel: Option<String>,
+    /// Matches only texts that contain this pattern.
+    pub pattern: Option<String>,
+    /// Matches only messages with these mentions.
+    pub mention: Option<MentionFilter>,
+    pub action_name: String,
+    pub enabled: bool,
+    /// Seq of the last event before the trigger was enabled; it matches later ones only.
+    pub after_seq: i64,
+    pub last_triggered_at: Option<DateTime<Utc>>,
+    /// Reason for which the last match invoked nothing.
+    pub last_error: Option<String>,
+    pub created_at: DateTime<Utc>,
+    pub updated_at: Option<DateTime<Utc>>,
+    /// Agent that created it; `None` for the workspace key.
+    pub created_by: Option<AgentId>,
+    /// Minimum time between two invocations, in seconds.
+    pub min_interval_seconds: i32,
+}
+
+/// Changes to a trigger; `None` keeps a field, `Some(None)` clears it.
+#[derive(Debug, Default)]
+pub struct TriggerChange {
+    pub channel: Option<Option<String>>,
+    pub pattern: Option<Option<String>>,
+    pub mention: Option<Option<MentionFilter>>,
+    pub action_name: Option<String>,
+    pub enabled: Option<bool>,
+    pub min_interval_seconds: Option<i32>,
 }
 
 #[cfg(test)]

@@ -21,7 +21,6 @@ pub const LIVENESS_TTL: Duration = Duration::from_secs(300);
 /// Agent that is not deleted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Agent {
-    /// Id of the agent.
     pub id: AgentId,
     /// Unique among the agents of a workspace that are not deleted.
     pub name: String,
@@ -174,6 +173,16 @@ impl AgentStatus {
             Self::Active | Self::Idle | Self::Blocked | Self::Waiting => "online",
         }
     }
+}
+
+/// Presence of one agent.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct AgentPresence {
+    pub agent_id: AgentId,
+    pub name: String,
+    pub status: AgentStatus,
+    pub last_seen_at: DateTime<Utc>,
 }
 
 #[cfg(test)]

@@ -1,8 +1,15 @@
-//! Channels: their kinds, and the names and limits of direct-message conversations.
+//! Channels and their members: [`Channel`], [`Member`] and [`Conversation`], and the names and limits of direct-message
+//! conversations.
 
+mod conversation;
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::{AgentId, ChannelId, ConversationId, WorkspaceId};
+
+pub use conversation::{Conversation, LastMessage, ListedConversation, WorkspaceConversation};
 
 /// Maximum number of participants of a group conversation, its creator included.
 pub const MAX_PARTICIPANTS: usize = 256;
@@ -92,6 +99,45 @@ pub fn client_channel_id(channel: ChannelId, conversation: Option<&str>) -> Stri
 #[must_use]
 pub fn group_channel_name(conversation: &ConversationId) -> String {
     format!("group-dm-{conversation}")
+}
+
+/// Channel that is not a conversation.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct Channel {
+    pub channel_id: ChannelId,
+    pub name: String,
+    pub topic: Option<String>,
+    /// JSON object of the client.
+    pub metadata: Value,
+    /// `None` for a channel created with the workspace's key.
+    pub created_by: Option<AgentId>,
+    pub created_at: DateTime<Utc>,
+    /// An archived channel accepts no messages.
+    pub archived_at: Option<DateTime<Utc>>,
+    pub member_count: i64,
+}
+
+/// Member of a channel.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct Member {
+    pub agent_id: AgentId,
+    pub agent_name: String,
+    pub role: MemberRole,
+    pub joined_at: DateTime<Utc>,
+    /// Receives mentions only.
+    pub muted: bool,
+}
+
+/// A channel as one of its members sees it.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct Membership {
+    pub channel_id: ChannelId,
+    pub name: String,
+    pub role: MemberRole,
+    pub joined_at: DateTime<Utc>,
 }
 
 #[cfg(test)]

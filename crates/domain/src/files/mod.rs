@@ -1,9 +1,14 @@
-//! Files: their lifecycle ([`FileStatus`]), rules for names and content types ([`ContentTypeRules`]), and the
+//! Files: the [`File`] itself, its lifecycle ([`FileStatus`]), rules for names and content types ([`ContentTypeRules`]), and the
 //! `Content-Disposition` of downloads.
 
 use std::fmt::Write as _;
 
-use crate::names::{InvalidText, MAX_CONTENT_TYPE_BYTES, TextProblem, check_length, check_name};
+use chrono::{DateTime, Utc};
+
+use crate::{
+    AgentId, FileId,
+    names::{InvalidText, MAX_CONTENT_TYPE_BYTES, TextProblem, check_length, check_name},
+};
 
 /// Maximum length of a file name, in bytes.
 pub const MAX_FILENAME_BYTES: usize = 255;
@@ -106,6 +111,26 @@ pub fn content_disposition(filename: &str) -> String {
         }
     }
     format!("attachment; filename=\"{plain}\"; filename*=UTF-8''{encoded}")
+}
+
+/// File with its owner.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct File {
+    pub file_id: FileId,
+    pub filename: String,
+    /// Media type as declared by the owner.
+    pub content_type: String,
+    /// Declared size; an upload has exactly this size.
+    pub size_bytes: i64,
+    pub agent_id: AgentId,
+    pub uploaded_by: String,
+    pub status: FileStatus,
+    /// The object with its content, once uploaded.
+    pub object_id: Option<i64>,
+    pub created_at: DateTime<Utc>,
+    /// A file that is not complete by then is deleted.
+    pub expires_at: DateTime<Utc>,
 }
 
 #[cfg(test)]

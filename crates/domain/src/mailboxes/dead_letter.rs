@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
+
+use super::stream::Seq;
+use crate::{AgentId, ChannelId, DeliveryId, NodeId, RedriveId};
+
 /// Maximum number of redrives of a dead letter, its successors included.
 pub const MAX_REDRIVES: i16 = 3;
 /// Default and maximum rate of a redrive, in dead letters per second.
@@ -42,6 +47,57 @@ impl DeadLetterReason {
             Self::LostInRestore => "the database was restored to an older state",
         }
     }
+}
+
+/// Dead letter with its delivery.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct DeadLetter {
+    pub agent_id: AgentId,
+    /// Name of the recipient; `None` if it was deleted and removed.
+    pub agent_name: Option<String>,
+    pub seq: Seq,
+    /// Id of the message, action result or notice.
+    pub source_id: i64,
+    /// Earlier redrives of the message to this agent.
+    pub redrive_no: i16,
+    pub channel_id: Option<ChannelId>,
+    /// Node of the agent when the delivery was created.
+    pub node_id: NodeId,
+    pub reason: DeadLetterReason,
+    pub error: Option<String>,
+    /// Time of dead-lettering.
+    pub at: DateTime<Utc>,
+    /// Creation of the delivery.
+    pub created_at: DateTime<Utc>,
+    pub expires_at: DateTime<Utc>,
+    pub sender_name: Option<String>,
+    /// Seq of the delivery that replaced it.
+    pub redriven_seq: Option<Seq>,
+    pub redriven_at: Option<DateTime<Utc>>,
+}
+
+impl DeadLetter {
+    #[must_use]
+    pub const fn delivery_id(&self) -> DeliveryId {
+        DeliveryId { source: self.source_id, agent: self.agent_id, redrive_no: self.redrive_no }
+    }
+}
+
+/// Redrive by filter.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct Redrive {
+    pub redrive_id: RedriveId,
+    /// Dead letters per second.
+    pub rate: i32,
+    /// Dead letters that matched when it began.
+    pub matched: i64,
+    pub redriven: i64,
+    /// Dead letters that cannot be redriven.
+    pub refused: i64,
+    pub created_at: DateTime<Utc>,
+    pub finished_at: Option<DateTime<Utc>>,
 }
 
 #[cfg(test)]

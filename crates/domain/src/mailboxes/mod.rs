@@ -3,11 +3,12 @@
 
 pub mod dead_letter;
 pub mod delivery;
+pub mod inbox;
 mod location;
 mod record;
 mod stored;
 pub mod stream;
 
 pub use location::MessageLocation;
-pub use record::{Delivery, DeliveryMessage, DeliveryNode, SettlementRecord};
+pub use record::{Delivery, DeliveryMessage, DeliveryNode, DeliveryReport, Mailbox, SettlementRecord};
 pub use stored::{Content, ContentBudget, StoredDelivery};

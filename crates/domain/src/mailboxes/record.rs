@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 
 use super::{
     dead_letter::DeadLetterReason,
-    delivery::{DeliveryState, Mode, Reason, Settlement, derive_state},
+    delivery::{DeliveryState, Mode, Reason, Settlement, SettlementRequest, derive_state},
 };
 use crate::{
     AgentId, ChannelId, ConversationId, DeliveryId, MessageId, NodeId,
@@ -75,9 +75,7 @@ pub struct SettlementRecord {
 /// Node of a delivery, as it is now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeliveryNode {
-    /// Kind of the node.
     pub kind: NodeKind,
-    /// Role of the node.
     pub role: NodeRole,
     /// Adapter that deliveries use.
     pub adapter: String,
@@ -168,5 +166,47 @@ impl Delivery {
     pub fn client_channel_id(&self) -> Option<String> {
         let conversation = self.conversation_id.as_ref().map(ConversationId::as_str);
         self.channel_id.map(|id| client_channel_id(id, conversation))
+    }
+}
+
+/// Position of one agent's mailbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct Mailbox {
+    pub agent_id: AgentId,
+    #[cfg_attr(feature = "sqlx", sqlx(rename = "name"))]
+    pub agent_name: String,
+    /// Seq of the newest delivery; 0 if there is none.
+    pub last_seq: i64,
+    pub ack_floor: i64,
+    pub settled_floor: i64,
+}
+
+/// Report of a recipient about one of its deliveries.
+#[derive(Debug, Clone)]
+pub enum DeliveryReport {
+    Ack,
+    Fail {
+        error: Option<String>,
+        /// `Some(true)`: the delivery is retried, in place on http_push and poll nodes and as a new delivery on ws nodes,
+        /// whose brokers drop ids that they have seen. `Some(false)`: it becomes a dead letter. `None`: the failure is
+        /// recorded only.
+        retryable: Option<bool>,
+    },
+    Defer {
+        available_at: DateTime<Utc>,
+        reason: Option<String>,
+    },
+}
+
+impl DeliveryReport {
+    /// Returns the request that the rules of settling decide on.
+    #[must_use]
+    pub const fn request(&self) -> SettlementRequest {
+        match self {
+            Self::Ack => SettlementRequest::Ack,
+            Self::Fail { .. } => SettlementRequest::Fail,
+            Self::Defer { .. } => SettlementRequest::Defer,
+        }
     }
 }

@@ -1,6 +1,9 @@
 //! Messages: the [`Message`] itself, its reactions, and the mentions in its text. Used by storage, the engine and the
 //! gateway.
 
+mod reading;
+mod webhook;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,6 +17,9 @@ use crate::{
     mailboxes::delivery::Mode,
     observers::MessageFacts,
 };
+
+pub use reading::{ReadLocation, ReadPosition, Reader};
+pub use webhook::Webhook;
 
 /// Maximum number of mentions of one message. Further ones are plain text.
 pub const MAX_MENTIONS: usize = 100;
@@ -105,9 +111,7 @@ pub struct Message {
     pub id: MessageId,
     /// Channel, or the backing channel of the conversation.
     pub channel_id: ChannelId,
-    /// Name of the channel.
     pub channel_name: String,
-    /// Kind of the channel.
     pub channel_kind: ChannelKind,
     /// Public id of the conversation; `None` in a channel.
     pub conversation_id: Option<ConversationId>,
@@ -211,6 +215,14 @@ pub struct ReactionCount {
     pub count: i64,
     /// Names of the agents in the order of their reactions, up to a bound.
     pub agents: Vec<String>,
+}
+
+/// A page of messages: ids strictly between `after` and `before`, at most `limit`.
+#[derive(Debug, Clone, Copy)]
+pub struct MessagePage {
+    pub before: Option<MessageId>,
+    pub after: Option<MessageId>,
+    pub limit: i64,
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 
 use super::{NodeKind, NodeRole, effective_max_agents};
-use crate::{NodeId, ProviderName};
+use crate::{AgentId, NodeId, ProviderName};
 
 /// Reachability of a node or a provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,7 +47,6 @@ impl From<bool> for Liveness {
 /// Stored properties of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// Id of the node.
     pub node_id: NodeId,
     /// Unique in the workspace.
     pub name: String,
@@ -199,6 +198,27 @@ impl RosterNode {
     fn most_recent(&self) -> Option<&NodeProvider> {
         self.providers.iter().max_by_key(|provider| (provider.liveness.is_online(), provider.last_heartbeat_at))
     }
+}
+
+/// Filter and page of a node list.
+#[derive(Debug, Clone, Default)]
+pub struct NodeFilter {
+    pub name: Option<String>,
+    /// Only nodes with a capability of this name.
+    pub capability: Option<String>,
+    pub liveness: Option<Liveness>,
+    /// Only nodes that one of these agents is located on.
+    pub hosts: Option<Vec<AgentId>>,
+    /// Only nodes after this position; the node at the position need not exist.
+    pub after: Option<NodeListPosition>,
+    pub limit: i64,
+}
+
+/// Position in a list of nodes: that of its last node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeListPosition {
+    pub role: NodeRole,
+    pub name: String,
 }
 
 #[cfg(test)]

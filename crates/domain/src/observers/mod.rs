@@ -5,6 +5,9 @@
 //! entry; direct messages always require `dms:read` in addition.
 
 mod required_scope;
+mod token;
+
+pub use token::ObserverToken;
 
 use std::{fmt, str::FromStr};
 
@@ -286,7 +289,6 @@ fn milliseconds<S: Serializer>(at: &Option<DateTime<Utc>>, serializer: S) -> Res
 pub struct MessageFacts<'a> {
     /// Id of the channel, or of the backing channel of the conversation.
     pub channel_id: ChannelId,
-    /// Name of that channel.
     pub channel_name: &'a str,
     /// Id of the conversation, for direct messages.
     pub conversation_id: Option<&'a str>,

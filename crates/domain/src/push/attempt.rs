@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 
 use super::mailbox::LeasedMailbox;
 use crate::{
-    AgentId, AttemptId, DeliveryId,
+    AgentId, AttemptId, DeliveryId, NodeId,
     mailboxes::{MessageLocation, dead_letter::DeadLetterReason, stream::Seq},
 };
 
@@ -14,7 +14,6 @@ use crate::{
 pub struct PushAttempt {
     /// The mailbox, as claimed.
     pub mailbox: LeasedMailbox,
-    /// Id of the delivery.
     pub delivery_id: DeliveryId,
     /// Position of the delivery.
     pub seq: Seq,
@@ -33,7 +32,6 @@ pub struct PushAttempt {
 /// HTTP request of an attempt, and its answer.
 #[derive(Debug, Clone)]
 pub struct HttpAttempt {
-    /// Id of the attempt.
     pub id: AttemptId,
     /// Time of the call.
     pub started_at: DateTime<Utc>,
@@ -82,4 +80,21 @@ pub enum RecordingPass {
     First,
     /// An earlier transaction wrote the same attempts, and the outcome of its commit is unknown.
     Repeated,
+}
+
+/// One http_push attempt of a delivery.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct DeliveryAttempt {
+    /// Ascends with time.
+    pub attempt_id: AttemptId,
+    pub node_id: NodeId,
+    pub attempted_at: DateTime<Utc>,
+    pub latency_ms: i32,
+    /// HTTP status; `None` when no response arrived.
+    pub status: Option<i16>,
+    /// First bytes of the response; failures only.
+    pub answer: Option<Vec<u8>>,
+    /// `None` when the node accepted the delivery.
+    pub error: Option<String>,
 }

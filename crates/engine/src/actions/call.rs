@@ -5,8 +5,8 @@ use relay_domain::{
     AgentId, InvocationId, NodeId, WorkspaceScope,
     access::rights::Operation,
     actions::{
-        InvocationStatus, MAX_ACTION_NAME_BYTES, MAX_VALUE_BYTES, RELEASE, SPAWN, SPAWN_PREFIX, WORKSPACE_CALLER,
-        is_invokable_capacity,
+        Action, InvocationStatus, MAX_ACTION_NAME_BYTES, MAX_VALUE_BYTES, PlacementRecord, RELEASE, SPAWN,
+        SPAWN_PREFIX, SkippedNode, WORKSPACE_CALLER, is_invokable_capacity,
     },
     encoded_length,
     names::check_name,
@@ -18,12 +18,11 @@ use relay_store::{
     actions::{
         invoke::InvokeOutcome,
         new_invocation::{Invoker, NewInvocation},
-        placement_records::{PlacementRecord, SkippedNode},
     },
 };
 use serde_json::{Map, Value};
 
-use super::{ActionRow, Actions, may_invoke};
+use super::{Actions, may_invoke};
 use crate::{
     EngineError, EngineResult,
     access::{callers::AgentCaller, idempotency::ClientKey},
@@ -70,9 +69,9 @@ pub struct PlacedInvocation {
 /// Destination of an invocation by name.
 #[derive(Debug)]
 pub(super) enum Callee {
-    Action(ActionRow),
+    Action(Action),
     /// Action of a provider that is invoked instead of the capacity of this name.
-    Policy(ActionRow),
+    Policy(Action),
     /// Capacity of nodes, if any has it.
     Capacity,
 }
@@ -279,7 +278,7 @@ impl Actions {
         &self,
         scope: WorkspaceScope,
         caller: Option<&AgentCaller>,
-        action: &ActionRow,
+        action: &Action,
     ) -> EngineResult<()> {
         match caller {
             Some(caller) if !may_invoke(action, caller) => {
@@ -346,7 +345,7 @@ impl Actions {
 
 /// Returns the handler of a policy. Its caller is refused while it is unavailable, so that a capacity is never used
 /// without it and no caller waits for a policy that may refuse.
-pub(super) fn policy_handler(policy: ActionRow) -> Handler {
+pub(super) fn policy_handler(policy: Action) -> Handler {
     Handler::Node {
         capability: policy.name,
         target: policy.handler_node_id,
@@ -366,7 +365,7 @@ fn name_capability(mut input: Value, capacity: &str, policy: &str) -> Value {
     input
 }
 
-pub(super) fn action_handler(action: &ActionRow) -> Handler {
+pub(super) fn action_handler(action: &Action) -> Handler {
     match action.handler_agent_id {
         Some(agent) => Handler::Agent(agent),
         None => Handler::Node {

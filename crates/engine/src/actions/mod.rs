@@ -23,10 +23,6 @@ pub(crate) use dispatch::{DispatchNote, DispatchRecorder, write_dispatch_notes};
 pub use dispatch::{InvokeFrame, SentInvocation};
 pub use outcome::{CompletionRequest, ProviderResultOutcome, outcome_event_id};
 pub(crate) use queue::{CallQueues, QueuedCall, QueuedOutcome, run_calls, run_outcomes};
-pub use relay_store::{
-    InvocationRow,
-    actions::{definitions::ActionRow, outcomes::output_object, placement_records::PlacementRecord},
-};
 pub(crate) use trigger_patterns::TriggerPatterns;
 
 use std::sync::Arc;
@@ -34,7 +30,7 @@ use std::sync::Arc;
 use relay_domain::{
     ActionId, NodeId, WorkspaceScope,
     access::rights::Operation,
-    actions::{MAX_ACTION_NAME_BYTES, MAX_ACTIONS, MAX_AVAILABLE_TO, MAX_DESCRIPTION_BYTES, is_reserved},
+    actions::{Action, MAX_ACTION_NAME_BYTES, MAX_ACTIONS, MAX_AVAILABLE_TO, MAX_DESCRIPTION_BYTES, is_reserved},
     agents::Agent,
     encoded_length,
     events::kind,
@@ -82,7 +78,7 @@ impl Actions {
     /// # Errors
     /// When a field is invalid, the caller may not define actions, an agent names another handler than itself, the
     /// handler does not exist, the node lacks the capability, or the name belongs to another handler that is live.
-    pub async fn define(&self, caller: &Credential, request: ActionBody) -> EngineResult<(ActionRow, bool)> {
+    pub async fn define(&self, caller: &Credential, request: ActionBody) -> EngineResult<(Action, bool)> {
         let scope = caller.scope();
         check_name("name", &request.name, MAX_ACTION_NAME_BYTES)?;
         if is_reserved(&request.name) {
@@ -166,7 +162,7 @@ impl Actions {
     }
 
     /// Lists the actions that the caller may invoke, by name. The workspace key sees those that every agent may.
-    pub async fn list(&self, caller: &Credential) -> EngineResult<Parts<ActionRow>> {
+    pub async fn list(&self, caller: &Credential) -> EngineResult<Parts<Action>> {
         let agent = match caller {
             Credential::Agent(agent) => Some((agent.agent_id, &*agent.name)),
             Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => None,
@@ -182,7 +178,7 @@ impl Actions {
     }
 
     /// Finds an action that the caller may invoke.
-    pub async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<ActionRow> {
+    pub async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<Action> {
         let row = self.core.store.action(caller.scope(), name).await?.ok_or(EngineError::NotFound(Missing::Action))?;
         let shown = match caller {
             Credential::Agent(agent) => may_invoke(&row, agent) || row.handler_agent_id == Some(agent.agent_id),
@@ -223,7 +219,7 @@ impl Actions {
     }
 }
 
-fn may_invoke(action: &ActionRow, agent: &AgentCaller) -> bool {
+fn may_invoke(action: &Action, agent: &AgentCaller) -> bool {
     action.available_to.as_ref().is_none_or(|names| names.iter().any(|name| **name == *agent.name))
 }
 

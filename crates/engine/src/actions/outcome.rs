@@ -3,7 +3,7 @@
 use relay_domain::{
     AgentId, InvocationId, WorkspaceScope,
     access::rights::Operation,
-    actions::{HANDLER_UNAVAILABLE, MAX_ERROR_BYTES, NAME_IN_USE, OUTCOME_NOTICE_MAX_AGE},
+    actions::{HANDLER_UNAVAILABLE, Invocation, MAX_ERROR_BYTES, NAME_IN_USE, OUTCOME_NOTICE_MAX_AGE},
 };
 use relay_store::{
     DeleteCondition,
@@ -12,7 +12,7 @@ use relay_store::{
 };
 use serde_json::Value;
 
-use super::{Actions, InvocationRow, call::check_value};
+use super::{Actions, call::check_value};
 use crate::{
     EngineError, EngineResult,
     access::callers::Credential,
@@ -45,19 +45,14 @@ impl Actions {
     ///
     /// # Errors
     /// When there is none of that id and action, or the caller neither called nor handles it.
-    pub async fn invocation(&self, caller: &Credential, action: &str, id: InvocationId) -> EngineResult<InvocationRow> {
+    pub async fn invocation(&self, caller: &Credential, action: &str, id: InvocationId) -> EngineResult<Invocation> {
         let row = self.find_invocation(caller.scope(), action, id).await?;
         let read = Operation::ReadInvocation { caller: row.caller_id, handler: row.handler_agent_id };
         self.core.authorize(caller, read).await?;
         Ok(row)
     }
 
-    async fn find_invocation(
-        &self,
-        scope: WorkspaceScope,
-        action: &str,
-        id: InvocationId,
-    ) -> EngineResult<InvocationRow> {
+    async fn find_invocation(&self, scope: WorkspaceScope, action: &str, id: InvocationId) -> EngineResult<Invocation> {
         let row = self.core.store.invocation(scope, id).await?;
         row.filter(|row| row.action_name == action).ok_or(EngineError::NotFound(Missing::Invocation))
     }
@@ -72,7 +67,7 @@ impl Actions {
         action: &str,
         id: InvocationId,
         complete: CompletionRequest,
-    ) -> EngineResult<InvocationRow> {
+    ) -> EngineResult<Invocation> {
         let scope = caller.scope();
         let row = self.find_invocation(scope, action, id).await?;
         let Some(handler) = row.handler_agent_id else {

@@ -10,14 +10,11 @@ use chrono::TimeDelta;
 use futures::StreamExt as _;
 use relay_domain::{
     MessageId, TriggerId, WorkspaceScope,
-    actions::trigger::{TriggerFacts, matches_scope},
+    actions::trigger::{Trigger, TriggerFacts, matches_scope},
     events::kind::{MESSAGE_CREATED, THREAD_REPLY},
     messages::Message,
 };
-use relay_store::{
-    actions::triggers::{TriggerRow, TriggerScan},
-    events::RecordedEvents,
-};
+use relay_store::{actions::triggers::TriggerScan, events::RecordedEvents};
 use tokio::time::Instant;
 
 use crate::{
@@ -150,12 +147,12 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
 async fn matching_triggers<'a>(
     engine: &Engine,
     scope: WorkspaceScope,
-    triggers: &'a [TriggerRow],
+    triggers: &'a [Trigger],
     (seq, message): (i64, &Message),
-) -> EngineResult<Option<Vec<&'a TriggerRow>>> {
+) -> EngineResult<Option<Vec<&'a Trigger>>> {
     let seen = TriggerFacts { channel: &message.channel_name, mentions: &message.mentions };
     let in_scope =
-        |row: &&TriggerRow| seq > row.after_seq && matches_scope(row.channel.as_deref(), row.mention.as_ref(), &seen);
+        |row: &&Trigger| seq > row.after_seq && matches_scope(row.channel.as_deref(), row.mention.as_ref(), &seen);
     let (with_pattern, mut matching): (Vec<_>, Vec<_>) =
         triggers.iter().filter(in_scope).partition(|row| row.pattern.is_some());
     let patterns = with_pattern.iter().filter_map(|row| row.pattern.clone()).collect();
@@ -194,7 +191,7 @@ enum FireOutcome {
 async fn fire(
     engine: &Engine,
     scope: WorkspaceScope,
-    trigger: &TriggerRow,
+    trigger: &Trigger,
     message: &Message,
 ) -> EngineResult<FireOutcome> {
     let mut fired = FireOutcome::Settled;

@@ -5,13 +5,12 @@ use relay_domain::{
     access::rights::{Operation, Refusal, Right},
     actions::{
         MAX_VALUE_BYTES, SPAWN_PREFIX, WORKSPACE_CALLER, is_reserved,
-        trigger::{MAX_PATTERN_BYTES, MAX_PER_WORKSPACE, MIN_INTERVAL_SECONDS, MentionFilter},
+        trigger::{MAX_PATTERN_BYTES, MAX_PER_WORKSPACE, MIN_INTERVAL_SECONDS, MentionFilter, Trigger, TriggerChange},
     },
     encoded_length,
     messages::{Message, client_metadata},
     names::{MAX_AGENT_NAME_BYTES, check_length, check_name, is_channel_name, strip_hash},
 };
-pub use relay_store::actions::triggers::{TriggerChange, TriggerRow};
 use relay_store::{IdempotencyKey, access::rights::AgentWithRights, messages::webhooks::webhook_agent};
 
 use relay_wire::{
@@ -51,10 +50,10 @@ impl Actions {
     ///
     /// # Errors
     /// When a field is invalid, the caller may not invoke the action itself, or there are too many triggers.
-    pub async fn create_trigger(&self, caller: &Credential, request: NewTrigger) -> EngineResult<TriggerRow> {
+    pub async fn create_trigger(&self, caller: &Credential, request: NewTrigger) -> EngineResult<Trigger> {
         let scope = caller.scope();
         self.core.authorize(caller, Operation::CreateTrigger).await?;
-        let row = TriggerRow {
+        let row = Trigger {
             trigger_id: TriggerId::new(self.core.next_id()),
             channel: checked_channel(request.channel)?,
             pattern: checked_pattern(request.pattern)?,
@@ -80,11 +79,11 @@ impl Actions {
     }
 
     /// Lists the triggers of a workspace, oldest first.
-    pub async fn triggers(&self, scope: WorkspaceScope) -> EngineResult<Vec<TriggerRow>> {
+    pub async fn triggers(&self, scope: WorkspaceScope) -> EngineResult<Vec<Trigger>> {
         Ok(self.core.store.triggers(scope, MAX_PER_WORKSPACE).await?)
     }
 
-    pub async fn trigger(&self, scope: WorkspaceScope, id: TriggerId) -> EngineResult<TriggerRow> {
+    pub async fn trigger(&self, scope: WorkspaceScope, id: TriggerId) -> EngineResult<Trigger> {
         self.core.store.trigger(scope, id).await?.ok_or(EngineError::NotFound(Missing::Trigger))
     }
 
@@ -98,7 +97,7 @@ impl Actions {
         caller: &Credential,
         id: TriggerId,
         change: TriggerChange,
-    ) -> EngineResult<TriggerRow> {
+    ) -> EngineResult<Trigger> {
         let change = TriggerChange {
             channel: change.channel.map(checked_channel).transpose()?,
             pattern: change.pattern.map(checked_pattern).transpose()?,
@@ -154,7 +153,7 @@ impl Actions {
     pub(crate) async fn invoke_for_message(
         &self,
         scope: WorkspaceScope,
-        trigger: &TriggerRow,
+        trigger: &Trigger,
         message: &Message,
     ) -> EngineResult<()> {
         if is_reserved(&trigger.action_name) {

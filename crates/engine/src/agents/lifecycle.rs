@@ -7,16 +7,14 @@ use relay_domain::{
         rights::{Operation, RightChanges},
         token::{ChangeOrigin, TokenKind},
     },
-    agents::{Agent, AgentKind, AgentStatus, DIRECT_MACHINE, address, direct_machine},
+    agents::{Agent, AgentKind, AgentPresence, AgentStatus, DIRECT_MACHINE, address, direct_machine},
     encoded_length,
     events::kind,
     mailboxes::{Delivery, dead_letter::DeadLetterReason},
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
     workspaces::plan::Quota,
 };
-use relay_store::{
-    AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, StatusRow, TokenRotation, events::Event,
-};
+use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, TokenRotation, events::Event};
 use relay_wire::{events::data::MemberChanged, field::ToValue as _};
 use serde_json::{Map, Value};
 
@@ -188,7 +186,7 @@ impl Agents {
     }
 
     /// Lists the ids, names and statuses of all agents, oldest first, at most [`names::MAX_LISTED_AGENTS`].
-    pub async fn statuses(&self, scope: WorkspaceScope) -> EngineResult<Vec<StatusRow>> {
+    pub async fn statuses(&self, scope: WorkspaceScope) -> EngineResult<Vec<AgentPresence>> {
         let (mut rows, now) = (self.core.store.agent_statuses(scope).await?, self.core.now());
         for row in &mut rows {
             row.status = row.status.reported_at(row.last_seen_at, now);

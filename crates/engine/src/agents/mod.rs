@@ -8,8 +8,6 @@ pub mod session_events;
 
 use std::sync::Arc;
 
-pub use relay_store::StatusRow;
-
 use crate::{
     access::{limits::QuotaCache, tokens::Tokens},
     core::Core,

@@ -1,8 +1,10 @@
 //! Conversations for the workspace key, which takes part in none of them.
 
-use relay_domain::{ChannelId, MessageId, messages::Message};
-pub use relay_store::WorkspaceConversation;
-use relay_store::{LastMessage, MessagePage};
+use relay_domain::{
+    ChannelId, MessageId,
+    channels::{LastMessage, WorkspaceConversation},
+    messages::{Message, MessagePage},
+};
 
 use super::Channels;
 use crate::{EngineError, EngineResult, access::callers::Credential, error::Missing, parts::Parts};

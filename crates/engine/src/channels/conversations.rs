@@ -3,17 +3,15 @@
 use relay_domain::{
     AgentId, ChannelId, ConversationId, WorkspaceScope,
     access::rights::Operation,
-    channels::{ChannelKind, MAX_PARTICIPANTS, direct_names, group_channel_name},
+    channels::{
+        ChannelKind, Conversation, LastMessage, ListedConversation, MAX_PARTICIPANTS, direct_names, group_channel_name,
+    },
     events::kind,
-    messages::Message,
+    messages::{Message, MessagePage},
     names::{MAX_TITLE_BYTES, check_length},
     observers::ObserverFilters,
 };
-pub use relay_store::ListedConversation;
-use relay_store::{
-    ConversationRow, IdempotencyKey, JoinOutcome, LastMessage, MemberKey, MessagePage, NewConversation, OpenOutcome,
-    events::Event,
-};
+use relay_store::{IdempotencyKey, JoinOutcome, MemberKey, NewConversation, OpenOutcome, events::Event};
 use relay_wire::{
     channels::conversation::{CreateGroupBody, Group, Participant, StoredGroup},
     events::data::ParticipantChanged,
@@ -30,29 +28,6 @@ use crate::{
     error::{Conflict, Denial, Missing},
     parts::Parts,
 };
-
-/// Conversation as a send needs it.
-#[derive(Debug, Clone)]
-pub struct Conversation {
-    pub channel_id: ChannelId,
-    pub channel_name: String,
-    pub conversation_id: ConversationId,
-    pub kind: ChannelKind,
-    /// Version of the membership: increases with every change.
-    pub members_version: i64,
-}
-
-impl From<ConversationRow> for Conversation {
-    fn from(row: ConversationRow) -> Self {
-        Self {
-            channel_id: row.channel_id,
-            channel_name: row.name,
-            conversation_id: row.conversation_id,
-            kind: row.channel_kind,
-            members_version: row.members_version,
-        }
-    }
-}
 
 /// Outcome of a request for a group conversation.
 #[derive(Debug)]
@@ -77,7 +52,7 @@ impl Channels {
         let names = direct_names(scope.workspace_id(), a, b);
         // One-to-one conversations keep their members, so an existing one is complete.
         if let Some(row) = self.core.store.conversation(scope, names.conversation.as_str()).await? {
-            return Ok(row.into());
+            return Ok(row);
         }
         let both = [a, b];
         let new = NewConversation {
@@ -91,7 +66,7 @@ impl Channels {
             key: None,
         };
         match self.core.store.open_conversation(scope, &new).await? {
-            OpenOutcome::Open(row) => Ok(row.into()),
+            OpenOutcome::Open(row) => Ok(row),
             OpenOutcome::KeyUsed => Err(EngineError::Conflict(Conflict::IdempotencyInProgress)),
         }
     }
@@ -108,7 +83,7 @@ impl Channels {
             .await?
             .ok_or(EngineError::NotFound(Missing::Conversation))?;
         if self.core.store.is_member(caller.scope, row.channel_id, caller.agent_id).await? {
-            Ok(row.into())
+            Ok(row)
         } else {
             Err(EngineError::Forbidden(Denial::NotAParticipant))
         }
@@ -238,7 +213,7 @@ impl Channels {
 
     async fn own_group(&self, caller: &AgentCaller, id: &str) -> EngineResult<Conversation> {
         let conversation = self.own_conversation(caller, id).await?;
-        match conversation.kind {
+        match conversation.channel_kind {
             ChannelKind::Group => Ok(conversation),
             ChannelKind::Channel | ChannelKind::Direct => {
                 Err(EngineError::invalid_request("a one-to-one conversation has two participants"))
@@ -286,12 +261,8 @@ impl Channels {
 /// Creates the event of an agent that joined or left a conversation.
 fn participant_event(kind: &'static str, to: &Conversation, agent: AgentId, name: &str) -> Event {
     let conversation = to.conversation_id.as_str();
-    let data = ParticipantChanged {
-        conversation_id: conversation,
-        channel: &to.channel_name,
-        agent_name: name,
-        agent_id: agent,
-    };
+    let data =
+        ParticipantChanged { conversation_id: conversation, channel: &to.name, agent_name: name, agent_id: agent };
     Event::new(kind, data.to_value()).in_conversation(Some(conversation.to_owned())).by_agent(agent)
 }
 

@@ -4,13 +4,13 @@ use relay_domain::{
     AgentId, ChannelId, WorkspaceScope,
     access::rights::{Operation, Refusal, Right},
     agents::Agent,
+    channels::{Channel, Member, Membership},
     encoded_length,
     events::kind,
     names::{self, MAX_TOPIC_BYTES, check_json_length, check_length, is_channel_name, only_recipient, strip_hash},
     workspaces::plan::Quota,
 };
 use relay_store::{ChannelCreation, ChannelUpdate, JoinOutcome, MemberKey, NewChannel, events::Event};
-pub use relay_store::{ChannelRow, MemberRow, Membership};
 use relay_wire::{
     channels::{CreateChannelBody, UpdateChannelBody},
     events::data::{ChannelArchived, ChannelChanged, ChannelName, ChannelWithTopic, MemberChanged},
@@ -31,7 +31,7 @@ impl Channels {
     ///
     /// # Errors
     /// When the name is no channel name or taken, or a field is out of bounds.
-    pub async fn create(&self, caller: &Credential, request: CreateChannelBody) -> EngineResult<ChannelRow> {
+    pub async fn create(&self, caller: &Credential, request: CreateChannelBody) -> EngineResult<Channel> {
         let name = strip_hash(&request.name);
         if !is_channel_name(name) || only_recipient(name).is_some() {
             return Err(EngineError::Invalid(InvalidInput::ChannelName));
@@ -52,7 +52,7 @@ impl Channels {
             ChannelCreation::NameTaken => return Err(EngineError::Conflict(Conflict::ChannelExists(name.to_owned()))),
             ChannelCreation::QuotaReached => return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Channels))),
         }
-        Ok(ChannelRow {
+        Ok(Channel {
             channel_id,
             name: name.to_owned(),
             topic: request.topic,
@@ -69,7 +69,7 @@ impl Channels {
     ///
     /// # Errors
     /// When there is no such agent, another agent asks, or the channel is archived.
-    pub async fn of_recipient(&self, caller: &Credential, agent: &str) -> EngineResult<(ChannelRow, Agent, bool)> {
+    pub async fn of_recipient(&self, caller: &Credential, agent: &str) -> EngineResult<(Channel, Agent, bool)> {
         let scope = caller.scope();
         self.core.authorize(caller, Operation::Join).await?;
         let agent = self.agents.by_name(scope, agent).await?;
@@ -106,7 +106,7 @@ impl Channels {
     }
 
     /// Lists the channels of a workspace that the caller may see, oldest first, at most [`names::MAX_LISTED_CHANNELS`].
-    pub async fn list(&self, caller: &Credential, with_archived: bool) -> EngineResult<Parts<ChannelRow>> {
+    pub async fn list(&self, caller: &Credential, with_archived: bool) -> EngineResult<Parts<Channel>> {
         let scope = caller.scope();
         let channels = self.core.store.channel_sizes(scope, with_archived, &caller.view().filters).await?;
         let store = self.core.store.clone();
@@ -121,7 +121,7 @@ impl Channels {
     ///
     /// # Errors
     /// When there is none for this caller.
-    pub async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<ChannelRow> {
+    pub async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<Channel> {
         let channel = self.by_name(caller.scope(), name).await?;
         if caller.view().sees_channel(channel.channel_id, &channel.name) {
             Ok(channel)
@@ -131,7 +131,7 @@ impl Channels {
     }
 
     /// Finds a channel by name, archived or not; a leading `#` is dropped.
-    pub async fn by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<ChannelRow> {
+    pub async fn by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Channel> {
         let name = strip_hash(name);
         self.core
             .store
@@ -142,7 +142,7 @@ impl Channels {
 
     /// Lists the members of a channel that the caller may see in the order of joining, at most
     /// [`names::MAX_LISTED_MEMBERS`].
-    pub async fn members(&self, caller: &Credential, channel: ChannelId) -> EngineResult<Vec<MemberRow>> {
+    pub async fn members(&self, caller: &Credential, channel: ChannelId) -> EngineResult<Vec<Member>> {
         Ok(self.core.store.channel_members(caller.scope(), channel, &caller.view().filters).await?)
     }
 
@@ -155,12 +155,7 @@ impl Channels {
     ///
     /// # Errors
     /// When there is none, it is archived, or a field is out of bounds.
-    pub async fn update(
-        &self,
-        scope: WorkspaceScope,
-        name: &str,
-        change: UpdateChannelBody,
-    ) -> EngineResult<ChannelRow> {
+    pub async fn update(&self, scope: WorkspaceScope, name: &str, change: UpdateChannelBody) -> EngineResult<Channel> {
         check_topic(change.topic.as_ref().and_then(Option::as_deref))?;
         let metadata = change.metadata.map(Value::Object);
         if let Some(metadata) = &metadata {
@@ -172,7 +167,7 @@ impl Channels {
             topic: change.topic.as_ref().map(Option::as_deref),
             metadata: metadata.as_ref(),
         };
-        let event = |changed: &ChannelRow| {
+        let event = |changed: &Channel| {
             channel_event(kind::CHANNEL_UPDATED, changed.channel_id, &changed.name, changed.topic.as_deref())
         };
         let (changed, recorded) = self
@@ -285,7 +280,7 @@ impl Channels {
     }
 
     /// Finds a channel that is not archived.
-    pub(crate) async fn open_channel(&self, scope: WorkspaceScope, name: &str) -> EngineResult<ChannelRow> {
+    pub(crate) async fn open_channel(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Channel> {
         let channel = self.by_name(scope, name).await?;
         if channel.archived_at.is_some() {
             return Err(EngineError::Invalid(InvalidInput::ChannelArchived(channel.name)));
@@ -297,7 +292,7 @@ impl Channels {
     async fn add_member(
         &self,
         scope: WorkspaceScope,
-        channel: &ChannelRow,
+        channel: &Channel,
         agent: AgentId,
         agent_name: &str,
     ) -> EngineResult<bool> {
@@ -332,7 +327,7 @@ fn channel_event(kind: &'static str, id: ChannelId, name: &str, topic: Option<&s
 }
 
 /// Creates an event about a member of a channel.
-pub(crate) fn member_event(kind: &'static str, channel: &ChannelRow, agent: AgentId, agent_name: &str) -> Event {
+pub(crate) fn member_event(kind: &'static str, channel: &Channel, agent: AgentId, agent_name: &str) -> Event {
     let data = MemberChanged { channel: &channel.name, agent_name, agent_id: agent };
     Event::new(kind, data.to_value()).in_channel(channel.channel_id, channel.name.clone()).by_agent(agent)
 }

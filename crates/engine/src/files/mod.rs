@@ -15,10 +15,9 @@ use chrono::{DateTime, TimeDelta, Utc};
 use relay_blobs::{BlobKey, Blobs};
 use relay_domain::{
     AgentId, FileId, WorkspaceScope,
-    files::{ContentTypeRules, FileStatus, MAX_ATTACHMENTS, check_content_type, check_filename},
+    files::{ContentTypeRules, File, FileStatus, MAX_ATTACHMENTS, check_content_type, check_filename},
     workspaces::plan::Quota,
 };
-pub use relay_store::files::metadata::FileRow;
 use relay_store::files::metadata::{Completion, Deletion, NewFile};
 use relay_wire::messages::Attachment;
 use serde_json::Value;
@@ -88,7 +87,7 @@ pub struct DeclareFile {
 /// File with the token for its next transfer.
 #[derive(Debug, Clone)]
 pub struct FileWithToken {
-    pub row: FileRow,
+    pub row: File,
     /// Token of the upload or download URL; none for a file that has neither.
     pub token: Option<String>,
     pub expires_at: DateTime<Utc>,
@@ -130,7 +129,7 @@ impl Files {
         if !self.core.store.create_file(caller.scope, &new, ceiling).await? {
             return Err(EngineError::LimitExceeded(Limit::Quota(Quota::FileBytes)));
         }
-        let row = FileRow {
+        let row = File {
             file_id,
             filename: request.filename.clone(),
             content_type: request.content_type.clone(),
@@ -243,7 +242,7 @@ impl Files {
         files.iter().map(shown).collect::<Option<Vec<_>>>().map(Value::Array).ok_or_else(invalid)
     }
 
-    fn with_download_token(&self, scope: WorkspaceScope, row: FileRow) -> EngineResult<FileWithToken> {
+    fn with_download_token(&self, scope: WorkspaceScope, row: File) -> EngineResult<FileWithToken> {
         let expires_at = self.core.now() + TOKEN_LIFETIME;
         // Each response has a new token, so that URLs expire soon and need no revocation.
         let token = match row.status {

@@ -6,8 +6,7 @@ use bytes::Bytes;
 use chrono::TimeDelta;
 use futures::{Stream, StreamExt as _, stream::BoxStream};
 use relay_blobs::{BlobError, BlobResult, Upload};
-use relay_domain::files::FileStatus;
-use relay_store::files::metadata::FileRow;
+use relay_domain::files::{File, FileStatus};
 use relay_tasks::spawn_isolated;
 use tokio::{
     sync::mpsc,
@@ -32,7 +31,7 @@ const CLEANUP_AFTER: TimeDelta = TimeDelta::hours(2);
 const READ_AHEAD: usize = 4;
 
 pub struct FileDownload {
-    pub row: FileRow,
+    pub row: File,
     /// The file's bytes. Ends early with an error when the storage fails.
     pub bytes: BoxStream<'static, BlobResult<Bytes>>,
 }
@@ -45,7 +44,7 @@ impl Files {
     /// # Errors
     /// When the file is missing or no longer pending, the number of bytes differs from the declared one, they come too
     /// slowly, or too many transfers are in progress.
-    pub async fn upload<S, E>(&self, grant: Grant, announced: Option<u64>, bytes: S) -> EngineResult<FileRow>
+    pub async fn upload<S, E>(&self, grant: Grant, announced: Option<u64>, bytes: S) -> EngineResult<File>
     where
         S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
         E: Send + 'static,
@@ -133,7 +132,7 @@ impl Files {
 
     /// Takes a slot for a transfer and reads the file. Files of a deleted workspace are deleted; those of an expired one are
     /// kept for a while, and refused.
-    async fn begin_transfer(&self, grant: Grant) -> EngineResult<(TransferSlot, FileRow)> {
+    async fn begin_transfer(&self, grant: Grant) -> EngineResult<(TransferSlot, File)> {
         // Before the reads, so that a flood of transfers costs no queries.
         let slot = self.storage.transfers.take(self.core.family(grant.scope).await).ok_or(EngineError::Overloaded)?;
         if self.core.store.is_workspace_expired(grant.scope).await? {

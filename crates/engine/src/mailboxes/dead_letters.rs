@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
-    AgentId, DeliveryId, MessageId, WorkspaceId, WorkspaceScope,
-    mailboxes::dead_letter::{DeadLetterReason, MAX_REDRIVES, REDRIVE_RATE},
+    AgentId, DeliveryId, RedriveId, WorkspaceId, WorkspaceScope,
+    mailboxes::dead_letter::{DeadLetter, DeadLetterReason, MAX_REDRIVES, REDRIVE_RATE, Redrive},
     metric_names,
 };
 pub use relay_store::mailboxes::{
-    dead_letters::{DeadLetterFilter, DeadLetterRow},
-    redrives::{NewRedrive, RedriveOutcome, RedriveRow},
+    dead_letters::DeadLetterFilter,
+    redrives::{NewRedrive, RedriveOutcome},
 };
 
 use relay_store::{Store, events::RecordedEvents};
@@ -63,7 +63,7 @@ impl Mailboxes {
         query: &DeadLetterQuery,
         before: Option<DeliveryId>,
         limit: i64,
-    ) -> EngineResult<Vec<DeadLetterRow>> {
+    ) -> EngineResult<Vec<DeadLetter>> {
         let filter = resolve_filter(&self.core.store, scope, query).await?;
         let before = match before {
             Some(id) => Some(self.dead_letter(scope, id).await?),
@@ -73,7 +73,7 @@ impl Mailboxes {
         Ok(self.core.store.dead_letters(scope, &filter, before.as_ref(), limit).await?)
     }
 
-    pub async fn dead_letter(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<DeadLetterRow> {
+    pub async fn dead_letter(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<DeadLetter> {
         self.core.store.dead_letter(scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))
     }
 
@@ -117,13 +117,13 @@ impl Mailboxes {
         scope: WorkspaceScope,
         query: &DeadLetterQuery,
         rate: Option<i32>,
-    ) -> EngineResult<RedriveRow> {
-        begin_redrive(&self.core.store, scope, query, rate, self.core.next_id(), self.core.now()).await
+    ) -> EngineResult<Redrive> {
+        begin_redrive(&self.core.store, scope, query, rate, RedriveId::new(self.core.next_id()), self.core.now()).await
     }
 
     /// Returns the progress of a redrive.
-    pub async fn redrive(&self, scope: WorkspaceScope, id: MessageId) -> EngineResult<RedriveRow> {
-        self.core.store.redrive(scope, id.get()).await?.ok_or(EngineError::NotFound(Missing::Redrive))
+    pub async fn redrive(&self, scope: WorkspaceScope, id: RedriveId) -> EngineResult<Redrive> {
+        self.core.store.redrive(scope, id).await?.ok_or(EngineError::NotFound(Missing::Redrive))
     }
 
     /// Purges all dead letters of a filter. Returns their number.
@@ -222,12 +222,12 @@ impl DeadLetterAdmin {
     ///
     /// # Errors
     /// When a field or the rate makes no sense.
-    pub async fn redrive_all(&self, query: &DeadLetterQuery, rate: Option<i32>) -> EngineResult<RedriveRow> {
-        begin_redrive(&self.store, self.scope, query, rate, self.ids.next_id(), self.now()).await
+    pub async fn redrive_all(&self, query: &DeadLetterQuery, rate: Option<i32>) -> EngineResult<Redrive> {
+        begin_redrive(&self.store, self.scope, query, rate, RedriveId::new(self.ids.next_id()), self.now()).await
     }
 
     /// Returns the progress of a redrive.
-    pub async fn redrive(&self, id: i64) -> EngineResult<RedriveRow> {
+    pub async fn redrive(&self, id: RedriveId) -> EngineResult<Redrive> {
         self.store.redrive(self.scope, id).await?.ok_or(EngineError::NotFound(Missing::Redrive))
     }
 
@@ -318,9 +318,9 @@ async fn begin_redrive(
     scope: WorkspaceScope,
     query: &DeadLetterQuery,
     rate: Option<i32>,
-    id: i64,
+    id: RedriveId,
     at: DateTime<Utc>,
-) -> EngineResult<RedriveRow> {
+) -> EngineResult<Redrive> {
     let (usual, most) = REDRIVE_RATE;
     let rate = rate.unwrap_or(usual);
     if !(1..=most).contains(&rate) {

@@ -3,11 +3,11 @@
 use relay_domain::{
     DeliveryId, MessageId, WorkspaceScope,
     events::kind,
-    mailboxes::{Delivery, MessageLocation, delivery::DeliveryState},
+    mailboxes::{Delivery, DeliveryReport, MessageLocation, delivery::DeliveryState},
     metric_names,
     names::{MAX_NOTE_BYTES, check_length},
+    push::attempt::DeliveryAttempt,
 };
-pub use relay_store::{DeliveryReport, mailboxes::attempts::AttemptRow};
 use relay_store::{ReportOutcome, delivered_event, events::Event, mailboxes::expiry::DeadLetteredDelivery};
 use relay_wire::{
     events::data::{DeliveryRedriven, DeliveryReported, MessageRead},
@@ -40,7 +40,7 @@ impl Mailboxes {
     ///
     /// # Errors
     /// When there is no such delivery of the caller's.
-    pub async fn attempts(&self, caller: &AgentCaller, id: &str) -> EngineResult<Vec<AttemptRow>> {
+    pub async fn attempts(&self, caller: &AgentCaller, id: &str) -> EngineResult<Vec<DeliveryAttempt>> {
         let delivery = self.stored_delivery(caller.scope, own_delivery(caller, id)?).await?;
         Ok(self.core.store.attempts(caller.scope, caller.agent_id, delivery.seq, MAX_ATTEMPTS).await?)
     }

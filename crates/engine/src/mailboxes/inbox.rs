@@ -1,8 +1,9 @@
 //! An agent's inbox: unread messages, and reactions to its own.
 
-pub use relay_store::mailboxes::inbox::{Mention, ReceivedReaction, UnreadChannel};
-
-use relay_domain::{MessageId, WorkspaceScope};
+use relay_domain::{
+    MessageId, WorkspaceScope,
+    mailboxes::inbox::{Mention, ReceivedReaction, UnreadChannel},
+};
 use relay_tasks::byte_budget::ByteLease;
 
 use super::Mailboxes;
@@ -38,7 +39,7 @@ impl Mailboxes {
     pub async fn inbox(&self, caller: &AgentCaller, limit: i64) -> EngineResult<Inbox> {
         let (scope, agent) = (caller.scope, caller.agent_id);
         let places = self.core.store.unread_channels(scope, agent).await?;
-        let pointers: Vec<(i64, i64)> = places.iter().map(|place| (place.channel_id, place.read_id)).collect();
+        let pointers: Vec<_> = places.iter().map(|place| (place.channel_id, place.read_id)).collect();
         let shown = MAX_SHOWN.min(limit);
         let mut mentions = self.core.store.unread_mentions(scope, (agent, &caller.name), &pointers, shown).await?;
         let reactions = self.core.store.received_reactions(scope, agent, shown).await?;
@@ -58,18 +59,18 @@ impl Mailboxes {
         mentions: &mut [Mention],
         conversations: &mut [UnreadChannel],
     ) -> EngineResult<ByteLease> {
-        let newest = |row: &UnreadChannel| Some((MessageId::new(row.newest_id?), row.newest_bytes.unwrap_or(0)));
-        let sizes = mentions.iter().map(|row| (MessageId::new(row.message_id), row.text_bytes));
+        let newest = |row: &UnreadChannel| Some((row.newest_id?, row.newest_bytes.unwrap_or(0)));
+        let sizes = mentions.iter().map(|row| (row.message_id, row.text_bytes));
         let texts = divide_texts(sizes.chain(conversations.iter().filter_map(newest)));
         let memory = self.core.reserve_answer(scope, texts.bytes).await?;
         let store = &self.core.store;
         let mut found = store.beginnings_of_texts(scope, &texts.cut, BEGINNING_CHARS).await?;
         found.extend(store.message_texts(scope, &texts.whole).await?);
         for row in mentions {
-            row.text = found.get(&MessageId::new(row.message_id)).cloned().unwrap_or_default();
+            row.text = found.get(&row.message_id).cloned().unwrap_or_default();
         }
         for row in conversations {
-            row.newest_text = row.newest_id.and_then(|id| found.remove(&MessageId::new(id))).unwrap_or_default();
+            row.newest_text = row.newest_id.and_then(|id| found.remove(&id)).unwrap_or_default();
         }
         Ok(memory)
     }

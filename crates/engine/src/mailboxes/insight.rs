@@ -6,10 +6,10 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     MessageId,
     mailboxes::delivery::{DeliveryState, Settlement, derive_state},
+    push::attempt::DeliveryAttempt,
+    workspaces::usage::WorkspaceMetrics,
 };
-use relay_store::mailboxes::attempts::AttemptRow;
 use relay_store::mailboxes::insight::TracedDelivery;
-pub use relay_store::mailboxes::insight::WorkspaceMetrics;
 use relay_wire::mailboxes::insight::{DeliveryTrace, MessageTrace, TraceStep};
 
 use super::Mailboxes;
@@ -51,7 +51,7 @@ impl Mailboxes {
         let places: Vec<_> = rows.iter().map(|row| (row.agent_id, row.seq)).collect();
         let attempts =
             self.core.store.attempts_of_deliveries(caller.scope(), &places, message.created_at, MAX_ATTEMPTS).await?;
-        let mut attempts_by_delivery: HashMap<_, Vec<AttemptRow>> = HashMap::new();
+        let mut attempts_by_delivery: HashMap<_, Vec<DeliveryAttempt>> = HashMap::new();
         for (agent, seq, attempt) in attempts {
             attempts_by_delivery.entry((agent, seq)).or_default().push(attempt);
         }
@@ -64,7 +64,7 @@ impl Mailboxes {
     }
 }
 
-fn trace_delivery(row: TracedDelivery, attempts: Vec<AttemptRow>) -> DeliveryTrace {
+fn trace_delivery(row: TracedDelivery, attempts: Vec<DeliveryAttempt>) -> DeliveryTrace {
     let state = derive_state(row.seq, row.sent_seq, row.ack_floor, row.settlement);
     let mut steps = vec![step("accepted", Some(row.created_at), Some(row.reason.as_str().to_owned()))];
     // A delivery that an endpoint accepted has no separate "sent" step.
@@ -109,7 +109,7 @@ fn trace_delivery(row: TracedDelivery, attempts: Vec<AttemptRow>) -> DeliveryTra
 
 #[cfg(test)]
 mod tests {
-    use relay_domain::{AgentId, NodeId, mailboxes::delivery::Reason};
+    use relay_domain::{AgentId, AttemptId, NodeId, mailboxes::delivery::Reason};
 
     use super::*;
 
@@ -121,7 +121,7 @@ mod tests {
         sent_seq: i64,
         ack_floor: i64,
         settlement: Option<Settlement>,
-        attempts: Vec<AttemptRow>,
+        attempts: Vec<DeliveryAttempt>,
     ) -> (&'static str, Vec<TraceStep>) {
         let row = TracedDelivery {
             agent_id: AgentId::new(1),
@@ -149,10 +149,10 @@ mod tests {
         steps.iter().map(|step| step.step).collect()
     }
 
-    fn attempt(seconds: i64, status: Option<i16>, error: Option<&str>) -> AttemptRow {
-        AttemptRow {
-            attempt_id: seconds,
-            node_id: "node_hook".into(),
+    fn attempt(seconds: i64, status: Option<i16>, error: Option<&str>) -> DeliveryAttempt {
+        DeliveryAttempt {
+            attempt_id: AttemptId::new(seconds),
+            node_id: NodeId::new("node_hook"),
             attempted_at: at(seconds),
             latency_ms: 12,
             status,

@@ -1,7 +1,6 @@
 //! Positions of mailboxes, for observers of a workspace.
 
-use relay_domain::AgentId;
-pub use relay_store::MailboxRow;
+use relay_domain::{AgentId, mailboxes::Mailbox};
 
 use super::Mailboxes;
 use crate::{EngineResult, access::callers::Credential};
@@ -11,7 +10,7 @@ pub const PAGE: (i64, i64) = (100, 500);
 
 impl Mailboxes {
     /// Lists up to `limit` mailboxes that the caller may see, by agent id, behind `after`.
-    pub async fn list(&self, caller: &Credential, after: Option<AgentId>, limit: i64) -> EngineResult<Vec<MailboxRow>> {
+    pub async fn list(&self, caller: &Credential, after: Option<AgentId>, limit: i64) -> EngineResult<Vec<Mailbox>> {
         let only = caller.view().filters.agent_ids.as_deref();
         let _place = self.core.take_scan_place(caller.scope()).await?;
         Ok(self.core.store.mailboxes(caller.scope(), only, after, limit).await?)

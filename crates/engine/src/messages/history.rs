@@ -2,11 +2,11 @@
 
 use relay_domain::{
     MessageId, WorkspaceScope,
-    messages::ListedMessage,
+    messages::{ListedMessage, MessagePage},
     names::{MAX_NOTE_BYTES, check_length, strip_hash},
     observers::{ObserverScope, ScopeSet},
 };
-use relay_store::{MessageHead, MessagePage};
+use relay_store::MessageHead;
 use relay_tasks::byte_budget::ByteLease;
 
 use super::Messages;

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 pub use relay_domain::messages::ReactionCount;
 use relay_domain::{
-    MessageId,
+    MessageId, ReactionId,
     events::kind,
     names::{MAX_DISTINCT_EMOJI, MAX_EMOJI_BYTES, check_name},
 };
@@ -23,7 +23,7 @@ const MAX_NAMES: i32 = 1000;
 /// Reaction of the caller.
 #[derive(Debug)]
 pub struct OwnReaction {
-    pub id: i64,
+    pub id: ReactionId,
     pub message_id: MessageId,
     pub emoji: String,
     pub created_at: DateTime<Utc>,
@@ -39,7 +39,7 @@ impl Messages {
         check_name("emoji", emoji, MAX_EMOJI_BYTES)?;
         let message = self.visible_head(&Credential::Agent(caller.clone()), message).await?;
         let key = ReactionKey { message: message.message_id, agent: caller.agent_id, emoji };
-        let new = NewReaction { key, author: message.agent_id, id: self.core.next_id() };
+        let new = NewReaction { key, author: message.agent_id, id: ReactionId::new(self.core.next_id()) };
         let event = reaction_event(&message, caller, emoji, "added");
         let reaction = match self.core.store.add_reaction(caller.scope, &new, self.core.now(), event).await? {
             ReactionOutcome::Added(reaction, recorded) => {

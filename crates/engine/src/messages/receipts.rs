@@ -1,9 +1,9 @@
 //! Read receipts and read positions.
 
-use relay_domain::{MessageId, events::kind};
-pub use relay_store::{
-    ReadLocation,
-    messages::read_state::{ReadPosition, ReaderRow},
+use relay_domain::{
+    MessageId,
+    events::kind,
+    messages::{ReadLocation, ReadPosition, Reader},
 };
 use relay_store::{ReadReceipt, events::Event};
 use relay_wire::{
@@ -56,7 +56,7 @@ impl Messages {
     ///
     /// # Errors
     /// When there is no such message for the caller.
-    pub async fn readers(&self, caller: &Credential, message: &str) -> EngineResult<Vec<ReaderRow>> {
+    pub async fn readers(&self, caller: &Credential, message: &str) -> EngineResult<Vec<Reader>> {
         let message = self.visible_head(caller, message).await?;
         Ok(self.core.store.readers(caller.scope(), message.message_id).await?)
     }

@@ -9,11 +9,11 @@ use relay_domain::{
     },
     agents::AgentKind,
     events::kind,
+    messages::Webhook,
     names::{MAX_AGENT_NAME_BYTES, check_name},
     subscriptions::MAX_PER_WORKSPACE,
     workspaces::plan::Quota,
 };
-pub use relay_store::messages::webhooks::WebhookRow;
 use relay_store::{
     events::Event,
     messages::webhooks::{NewWebhook, WebhookLookup, webhook_agent},
@@ -35,7 +35,7 @@ const TOKEN_BYTES: usize = 24;
 
 #[derive(Debug)]
 pub struct CreatedWebhook {
-    pub row: WebhookRow,
+    pub row: Webhook,
     /// Shown this once.
     pub token: String,
 }
@@ -44,7 +44,7 @@ pub struct CreatedWebhook {
 #[derive(Debug, Clone)]
 pub struct WebhookCaller {
     pub scope: WorkspaceScope,
-    pub webhook: WebhookRow,
+    pub webhook: Webhook,
 }
 
 /// Body of a webhook call.
@@ -100,12 +100,12 @@ impl Messages {
             return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Webhooks)));
         }
         let (webhook_id, channel_id, created_at) = (new.webhook_id, channel.channel_id, new.at);
-        let row = WebhookRow { webhook_id, name, channel_id, channel_name: channel.name, created_at };
+        let row = Webhook { webhook_id, name, channel_id, channel_name: channel.name, created_at };
         Ok(CreatedWebhook { row, token })
     }
 
     /// Lists the webhooks of a workspace, oldest first.
-    pub async fn webhooks(&self, scope: WorkspaceScope) -> EngineResult<Vec<WebhookRow>> {
+    pub async fn webhooks(&self, scope: WorkspaceScope) -> EngineResult<Vec<Webhook>> {
         Ok(self.core.store.webhooks(scope, MAX_PER_WORKSPACE).await?)
     }
 

@@ -6,7 +6,10 @@ use relay_domain::{
     NodeId, ProviderName, WorkspaceScope,
     access::token::{TokenHash, TokenKind},
     names::strip_hash,
-    nodes::{DIRECT_ID_PREFIX, DIRECT_NAME_PREFIX, LISTED_NODES, Node, NodeKind, NodeProvider, RosterNode},
+    nodes::{
+        DIRECT_ID_PREFIX, DIRECT_NAME_PREFIX, LISTED_NODES, Node, NodeKind, NodeProvider, RosterNode,
+        roster::NodeFilter,
+    },
     push::settings::EndpointSecrets,
     workspaces::plan::Quota,
 };
@@ -14,7 +17,6 @@ use relay_store::{
     DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewDelivery, NodeEnrolment, Store, StoreResult,
     subscriptions::definitions::EncryptedSecret,
 };
-pub use relay_store::{NodeFilter, NodeListPosition};
 use relay_wire::nodes::{ChangeNodeBody, EnrolNodeBody};
 use serde_json::Value;
 

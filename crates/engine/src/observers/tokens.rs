@@ -6,11 +6,11 @@ use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use relay_domain::{
     ObserverTokenId, WorkspaceScope,
     names::{MAX_AGENT_NAME_BYTES, MAX_NOTE_BYTES, check_length, check_name},
-    observers::{ObserverFilters, ObserverView, ScopeSet},
+    observers::{ObserverFilters, ObserverToken, ObserverView, ScopeSet},
     workspaces::plan::Quota,
 };
 use relay_store::{
-    ChangedToken, NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits, ObserverTokenRow,
+    ChangedToken, NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits,
     ObserverTokenUpdate, StoreError,
 };
 
@@ -60,7 +60,7 @@ pub struct ObserverChange {
 /// Token with its text, which is shown once.
 #[derive(Debug)]
 pub struct IssuedObserverToken {
-    pub row: ObserverTokenRow,
+    pub row: ObserverToken,
     pub text: String,
 }
 
@@ -97,12 +97,12 @@ impl Observers {
     }
 
     /// Lists the workspace's tokens: active ones, then revoked ones; newest first.
-    pub async fn tokens(&self, scope: WorkspaceScope) -> EngineResult<Vec<ObserverTokenRow>> {
+    pub async fn tokens(&self, scope: WorkspaceScope) -> EngineResult<Vec<ObserverToken>> {
         Ok(self.core.store.observer_tokens(scope, MAX_LISTED_OBSERVER_TOKENS).await?)
     }
 
     /// Finds a token, revoked or not.
-    pub async fn token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<ObserverTokenRow> {
+    pub async fn token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<ObserverToken> {
         self.core
             .store
             .observer_token(scope, parse_token_id(id)?)
@@ -119,7 +119,7 @@ impl Observers {
         scope: WorkspaceScope,
         id: &str,
         change: ObserverChange,
-    ) -> EngineResult<ObserverTokenRow> {
+    ) -> EngineResult<ObserverToken> {
         let (token, now) = (parse_token_id(id)?, self.core.now());
         check_fields(change.name.as_deref(), change.description.as_ref().and_then(Option::as_deref), change.scopes)?;
         let expires_at = change.expires_at.map(|end| check_expiry(end, now)).transpose()?;
@@ -177,7 +177,7 @@ impl Observers {
     fn issue_token(
         &self,
         scope: WorkspaceScope,
-        row: ObserverTokenRow,
+        row: ObserverToken,
         signed_until: DateTime<Utc>,
     ) -> EngineResult<IssuedObserverToken> {
         let known = VerifiedToken {

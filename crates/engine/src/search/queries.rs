@@ -4,8 +4,8 @@ use relay_domain::{
     ConversationId, MessageId,
     names::{MAX_AGENT_NAME_BYTES, MAX_SEARCH_BYTES, check_length, check_name, strip_hash},
     observers::MessageFacts,
+    search::FoundMessage,
 };
-pub use relay_store::search::queries::FoundMessage;
 use relay_store::search::queries::{MAX_RANKED, Reader, SearchQuery};
 
 use super::Search;

@@ -2,11 +2,10 @@
 
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
 use relay_domain::{
-    AgentId, ChannelId, ConversationId, MessageId, WorkspaceScope, agents::LIVENESS_TTL, observers::MessageFacts,
-};
-pub use relay_store::workspaces::{
-    activity::{ActivityFilter, ActivityRow},
-    statistics::{AuthorStats, WorkspaceCounts, WorkspaceStats},
+    AgentId, ChannelId, ConversationId, MessageId, WorkspaceScope,
+    agents::LIVENESS_TTL,
+    observers::MessageFacts,
+    workspaces::activity::{ActivityFilter, ActivityMessage, AuthorStats, WorkspaceCounts, WorkspaceStats},
 };
 
 use super::Workspaces;
@@ -39,17 +38,17 @@ impl Workspaces {
         caller: &Credential,
         filter: &ActivityFilter,
         limit: i64,
-    ) -> EngineResult<Parts<ActivityRow>> {
+    ) -> EngineResult<Parts<ActivityMessage>> {
         let (scope, store) = (caller.scope(), self.core.store.clone());
         let rows = self.activity_rows(caller, filter, limit).await?;
-        let read = move |rows: Vec<ActivityRow>| {
+        let read = move |rows: Vec<ActivityMessage>| {
             let store = store.clone();
             async move {
                 let ids: Vec<MessageId> = rows.iter().map(|row| row.message_id).collect();
                 let mut found = store.message_texts_and_metadata(scope, &ids).await?;
                 let with_contents = rows.into_iter().filter_map(|row| {
                     let (text, metadata) = found.remove(&row.message_id)?;
-                    Some(ActivityRow { text, metadata, ..row })
+                    Some(ActivityMessage { text, metadata, ..row })
                 });
                 Ok(with_contents.collect())
             }
@@ -63,7 +62,7 @@ impl Workspaces {
         caller: &Credential,
         filter: &ActivityFilter,
         limit: i64,
-    ) -> EngineResult<Vec<(ActivityRow, usize)>> {
+    ) -> EngineResult<Vec<(ActivityMessage, usize)>> {
         let _place = self.core.take_scan_place(caller.scope()).await?;
         let Credential::Observer(observer) = caller else {
             return Ok(self.core.store.activity(caller.scope(), filter, limit).await?);

@@ -12,11 +12,11 @@ use relay_domain::{
         MAX_NOTE_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length, check_name,
     },
     workspaces::{
+        Workspace,
         metadata::{self, find_credential},
         plan::{Plan, Quota},
     },
 };
-pub use relay_store::WorkspaceRow;
 use relay_store::{CreationKey, NewWorkspace, WorkspaceCreation};
 use relay_wire::field::ToValue as _;
 use serde::Serialize;
@@ -158,17 +158,17 @@ impl Workspaces {
     ///
     /// # Errors
     /// When it has been deleted or has expired.
-    pub async fn by_scope(&self, scope: WorkspaceScope) -> EngineResult<WorkspaceRow> {
+    pub async fn by_scope(&self, scope: WorkspaceScope) -> EngineResult<Workspace> {
         self.core.store.workspace(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))
     }
 
     /// Finds the oldest workspace of a name, without authentication.
-    pub async fn by_name(&self, name: &str) -> EngineResult<WorkspaceRow> {
+    pub async fn by_name(&self, name: &str) -> EngineResult<Workspace> {
         self.core.store.workspace_by_name(name).await?.ok_or(EngineError::NotFound(Missing::Workspace))
     }
 
     /// Changes a workspace.
-    pub async fn update(&self, scope: WorkspaceScope, change: &WorkspaceChange) -> EngineResult<WorkspaceRow> {
+    pub async fn update(&self, scope: WorkspaceScope, change: &WorkspaceChange) -> EngineResult<Workspace> {
         if let Some(name) = &change.name {
             check_name("name", name, MAX_WORKSPACE_NAME_BYTES)?;
         }
@@ -214,7 +214,7 @@ impl Workspaces {
     /// for it with its quota.
     async fn plan_of_new(
         &self,
-        owner: Option<&WorkspaceRow>,
+        owner: Option<&Workspace>,
     ) -> EngineResult<(Plan, Option<(WorkspaceScope, Option<i64>)>)> {
         let Some(owner) = owner else { return Ok((self.default_plan, None)) };
         let scope = WorkspaceScope::from_engine_row(owner.workspace_id);

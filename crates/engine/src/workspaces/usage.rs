@@ -1,9 +1,11 @@
 //! Usage of a workspace, for its tenant and for operators.
 
 use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
-use relay_domain::{WorkspaceScope, snowflake};
+use relay_domain::{
+    WorkspaceScope, snowflake,
+    workspaces::usage::{Granularity, UsageBucket},
+};
 use relay_store::Store;
-pub use relay_store::workspaces::usage::{Granularity, UsageRow};
 
 use super::Workspaces;
 use crate::{EngineError, EngineResult, access::callers::Credential, error::Denial};
@@ -34,7 +36,7 @@ pub struct UsageReport {
     /// Buckets before this time are final; `None` while none are.
     pub final_until: Option<DateTime<Utc>>,
     /// Usage by bucket, oldest first; empty buckets have no row.
-    pub usage: Vec<UsageRow>,
+    pub usage: Vec<UsageBucket>,
 }
 
 fn serialize_granularity<S: serde::Serializer>(granularity: &Granularity, serializer: S) -> Result<S::Ok, S::Error> {

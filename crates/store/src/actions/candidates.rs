@@ -9,19 +9,17 @@ use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
-    actions::{RELEASE, SPAWN, SPAWN_PREFIX},
+    actions::{ChosenProvider, PlacementRecord, RELEASE, SPAWN, SPAWN_PREFIX, SkippedNode},
     nodes::{
         CapabilityKind, NODE_TTL,
         placement::{Candidate, PlacementDecision, PlacementRequest, PlacementTarget, SkipReason, place},
     },
 };
 
-use crate::{
-    StoreError, StoreResult,
-    actions::placement_records::{ChosenProvider, NAMED_SKIPS, PlacementRecord, SkippedNode},
-    connections::Session,
-    decode::decode_rows,
-};
+use crate::{StoreError, StoreResult, connections::Session, decode::decode_rows};
+
+/// Maximum number of skipped nodes in a record; further ones are only counted, which bounds the row.
+const NAMED_SKIPS: usize = 50;
 
 /// Current state of a provider that advertises the requested capability.
 #[derive(Debug, Clone, sqlx::FromRow)]

@@ -1,35 +1,9 @@
-//! Definitions of actions as read: [`ActionRow`]. Called by the engine's action use cases.
+//! Definitions of actions as read: [`Action`]. Called by the engine's action use cases.
 
-use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{ActionId, AgentId, NodeId, ProviderName, WorkspaceScope, nodes::CapabilityKind};
-use serde_json::Value;
+use relay_domain::{ActionId, AgentId, NodeId, WorkspaceScope, actions::Action, nodes::CapabilityKind};
 
 use crate::{Store, StoreError, StoreResult, decode::decode_row, sizes::ACTION_BYTES};
-
-/// Definition of an action with the names of its handler.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct ActionRow {
-    pub action_id: ActionId,
-    pub name: String,
-    pub description: String,
-    /// `true` if the name resolves to this action in the whole workspace; otherwise only together with its node.
-    pub claims_name: bool,
-    pub handler_agent_id: Option<AgentId>,
-    pub handler_agent: Option<String>,
-    pub handler_node_id: Option<NodeId>,
-    pub handler_node: Option<String>,
-    /// Provider whose capability defined the action. `None` if it was defined over REST: then any provider of the node
-    /// handles it.
-    pub provider: Option<ProviderName>,
-    /// JSON schema that an input must satisfy.
-    pub input_schema: Value,
-    /// JSON schema of the output; not enforced.
-    pub output_schema: Value,
-    /// Names of the agents that may invoke it; `None` allows every agent.
-    pub available_to: Option<Vec<String>>,
-    pub created_at: DateTime<Utc>,
-}
 
 macro_rules! select {
     ($rest:literal) => {
@@ -47,7 +21,7 @@ macro_rules! select {
 
 impl Store {
     /// Returns the action that owns a name, unless its handler was deleted.
-    pub async fn action(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<ActionRow>> {
+    pub async fn action(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<Action>> {
         sqlx::query_as(select!(
             "WHERE c.workspace_id = $1 AND c.name = $2 AND c.claims_name
                AND (c.handler_agent_id IS NULL OR a.deleted_at IS NULL)"
@@ -65,7 +39,7 @@ impl Store {
         scope: WorkspaceScope,
         node: &NodeId,
         name: &str,
-    ) -> StoreResult<Option<ActionRow>> {
+    ) -> StoreResult<Option<Action>> {
         sqlx::query_as(select!("WHERE c.workspace_id = $1 AND c.handler_node_id = $2 AND c.name = $3"))
             .bind(scope.workspace_id())
             .bind(node)
@@ -76,12 +50,7 @@ impl Store {
     }
 
     /// Returns the actions of nodes with this name that own it on their node only, at most `limit`.
-    pub async fn node_actions_named(
-        &self,
-        scope: WorkspaceScope,
-        name: &str,
-        limit: i64,
-    ) -> StoreResult<Vec<ActionRow>> {
+    pub async fn node_actions_named(&self, scope: WorkspaceScope, name: &str, limit: i64) -> StoreResult<Vec<Action>> {
         sqlx::query_as(select!(
             "WHERE c.workspace_id = $1 AND c.name = $2 AND NOT c.claims_name AND c.handler_node_id IS NOT NULL
              ORDER BY c.action_id LIMIT $3"
@@ -102,7 +71,7 @@ impl Store {
         scope: WorkspaceScope,
         target: Option<&NodeId>,
         names: &[&str],
-    ) -> StoreResult<Option<ActionRow>> {
+    ) -> StoreResult<Option<Action>> {
         sqlx::query_as(select!(
             "WHERE c.workspace_id = $1 AND c.name = ANY ($3) AND (c.claims_name OR c.handler_node_id = $2)
                AND EXISTS (SELECT FROM node_capabilities k
@@ -145,7 +114,7 @@ impl Store {
     }
 
     /// Reads those of these actions that still own their names, ordered by name.
-    pub async fn actions(&self, scope: WorkspaceScope, actions: &[ActionId]) -> StoreResult<Vec<ActionRow>> {
+    pub async fn actions(&self, scope: WorkspaceScope, actions: &[ActionId]) -> StoreResult<Vec<Action>> {
         sqlx::query_as(select!(
             "WHERE c.workspace_id = $1 AND c.action_id = ANY ($2) AND c.claims_name
              ORDER BY c.name"

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use const_format::formatcp;
 use relay_domain::{
     AgentId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
-    actions::{self, InvocationStatus},
+    actions::{self, Invocation, InvocationStatus, PlacementRecord},
     events::kind,
 };
 use relay_wire::{events::recorded_data::ActionInvoked, field::ToValue as _};
@@ -16,10 +16,9 @@ use crate::{
     access::idempotency::{IdempotencyKey, InvocationRecord, claim_key},
     actions::{
         candidates::{Candidates, PlacementQuery, lock_placement, try_lock_placement},
-        invocations::{COLUMNS, InvocationRow, decode_invocations},
+        invocations::{COLUMNS, decode_invocations},
         invoke_rows::{InvocationColumns, InvocationStart},
         new_invocation::{Handler, NewInvocation, WaitPolicy},
-        placement_records::PlacementRecord,
     },
     codes::WS,
     connections::Session,
@@ -82,7 +81,7 @@ impl Store {
 
     /// Returns those of these invocations that exist, after a [`Store::invoke`] whose commit outcome is unknown. The
     /// placement lock makes this wait for a transaction that is still running, so the answer is final.
-    pub async fn find_invocations(&self, new: &[NewInvocation]) -> StoreResult<Vec<InvocationRow>> {
+    pub async fn find_invocations(&self, new: &[NewInvocation]) -> StoreResult<Vec<Invocation>> {
         let doing = "reading invocations after an unknown commit outcome";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         lock_placement(&mut tx, &new.iter().map(|one| one.scope).collect::<Vec<_>>(), None).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, InvocationId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
-    actions::{self, InvocationStatus},
+    actions::{self, InvocationStatus, PlacementRecord},
 };
 use relay_wire::field::ToValue as _;
 
@@ -14,7 +14,6 @@ use crate::{
     actions::{
         candidates::CapableProvider,
         new_invocation::{Handler, NewInvocation},
-        placement_records::PlacementRecord,
     },
     connections::Session,
 };

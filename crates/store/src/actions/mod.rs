@@ -12,7 +12,6 @@ pub(crate) mod invoke_rows;
 pub mod new_invocation;
 pub(crate) mod outcome_notices;
 pub mod outcomes;
-pub mod placement_records;
 pub mod redispatch;
 pub(crate) mod result_deliveries;
 pub mod triggers;

@@ -7,11 +7,10 @@ use std::{collections::HashMap, time::Duration};
 use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, InvocationId, JsonText, NodeId, WorkspaceScope,
-    actions::{self, InvocationStatus},
+    actions::{self, Invocation, InvocationStatus},
     events::kind,
 };
 use relay_wire::{
-    actions::ScalarOutput,
     events::recorded_data::{ActionDenied, ActionEnded},
     field::ToValue as _,
 };
@@ -25,7 +24,7 @@ use sqlx::{
 use crate::{
     Store, StoreError, StoreResult,
     actions::{
-        invocations::{COLUMNS, InvocationRow, decode_invocations},
+        invocations::{COLUMNS, decode_invocations},
         redispatch::HANDLER_UNREACHABLE,
         result_deliveries,
     },
@@ -58,7 +57,7 @@ pub struct InvocationOutcome {
 /// Result of recording one outcome.
 #[derive(Debug, Clone)]
 pub enum OutcomeRecording {
-    Recorded(Box<InvocationRow>),
+    Recorded(Box<Invocation>),
     /// The invocation already has an outcome, or the sender is not its handler.
     Refused,
 }
@@ -261,14 +260,14 @@ async fn update_outcomes(
 /// commit.
 pub(crate) async fn deliver_outcomes(
     tx: &mut Session,
-    mut done: Vec<InvocationRow>,
+    mut done: Vec<Invocation>,
     at: DateTime<Utc>,
     epoch: Option<i64>,
 ) -> StoreResult<OutcomeBatch> {
     // One order for all transactions, because mailbox heads are locked next.
     done.sort_unstable_by_key(|row| (row.scope.workspace_id(), row.invocation_id));
     let written = result_deliveries::write_results(tx, &done, at, epoch).await?;
-    let in_mailbox = |row: &InvocationRow| written.iter().any(|one| one.invocation_id == row.invocation_id);
+    let in_mailbox = |row: &Invocation| written.iter().any(|one| one.invocation_id == row.invocation_id);
     let notices = done.iter().filter(|row| !in_mailbox(row)).filter_map(outcome_notice).collect();
     let mut mailboxes: Vec<_> = written.into_iter().map(|one| (one.scope, one.agent_id, one.node_id)).collect();
     mailboxes.dedup();
@@ -277,24 +276,13 @@ pub(crate) async fn deliver_outcomes(
     Ok(OutcomeBatch { outcomes: Vec::new(), recorded, mailboxes, notices })
 }
 
-fn outcome_notice(row: &InvocationRow) -> Option<OutcomeNotice> {
+fn outcome_notice(row: &Invocation) -> Option<OutcomeNotice> {
     let facts = OutcomeFacts::from_row(row);
     let (kind, data) = (facts.kind(), facts.data().to_value());
     Some(OutcomeNotice { scope: row.scope, caller: row.caller_id?, invocation: row.invocation_id, kind, data })
 }
 
-/// Converts an output into the form that callers receive. Typed clients accept only an object or null, so any other
-/// value becomes `{"value": …}`.
-#[must_use]
-pub fn output_object(output: Option<&Value>) -> Option<Value> {
-    match output {
-        None | Some(Value::Null) => None,
-        Some(object @ Value::Object(_)) => Some(object.clone()),
-        Some(value) => Some(ScalarOutput { value }.to_value()),
-    }
-}
-
-/// Does the same without parsing the output.
+/// Converts an output as [`relay_wire::actions::output_object`] does, without parsing it.
 fn output_text(output: Option<&JsonText>) -> Option<JsonText> {
     let output = output.filter(|output| !output.is_null())?;
     Some(if output.is_object() { output.clone() } else { JsonText::encode(&HashMap::from([("value", output)])) })
@@ -310,7 +298,7 @@ pub(crate) struct OutcomeFacts {
 }
 
 impl OutcomeFacts {
-    fn from_row(row: &InvocationRow) -> Self {
+    fn from_row(row: &Invocation) -> Self {
         Self {
             invocation_id: row.invocation_id,
             action_name: row.action_name.clone(),
@@ -337,7 +325,7 @@ impl OutcomeFacts {
     }
 }
 
-fn outcome_event(row: &InvocationRow) -> Event {
+fn outcome_event(row: &Invocation) -> Event {
     let facts = OutcomeFacts::from_row(row);
     let event = Event::new(facts.kind(), facts.data().to_value());
     match row.caller_id {
@@ -369,25 +357,5 @@ impl Store {
         let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(recorded)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn an_output_is_shown_as_an_object_or_null() {
-        for (output, shown) in [
-            (None, None),
-            (Some(json!(null)), None),
-            (Some(json!({ "sum": 4 })), Some(json!({ "sum": 4 }))),
-            (Some(json!(4)), Some(json!({ "value": 4 }))),
-            (Some(json!([1, 2])), Some(json!({ "value": [1, 2] }))),
-        ] {
-            assert_eq!(output_object(output.as_ref()), shown, "{output:?}");
-        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use relay_domain::{
     InvocationId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
-    actions::{self, RELEASE, SPAWN, SPAWN_PREFIX},
+    actions::{self, PlacementRecord, RELEASE, SPAWN, SPAWN_PREFIX},
     nodes::NODE_TTL,
 };
 use sqlx::types::Json;
@@ -18,7 +18,6 @@ use crate::{
     actions::{
         candidates::{Candidates, PlacementQuery, lock_placement},
         invoke::Dispatch,
-        placement_records::PlacementRecord,
     },
     codes::WS,
     connections::Session,

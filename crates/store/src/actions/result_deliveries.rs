@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, InvocationId, NodeId, WorkspaceScope,
+    actions::Invocation,
     mailboxes::delivery::{Reason, SourceKind},
 };
 
 use crate::{
-    StoreError, StoreResult, actions::invocations::InvocationRow, connections::Session,
-    mailboxes::settled_floors::count_settled_above, messages::days::day_of,
+    StoreError, StoreResult, connections::Session, mailboxes::settled_floors::count_settled_above,
+    messages::days::day_of,
 };
 
 // A full mailbox gets no row, as with messages; the caller can still read the outcome over REST.
@@ -68,7 +69,7 @@ pub(crate) struct WrittenResult {
 /// get none.
 pub(crate) async fn write_results(
     tx: &mut Session,
-    done: &[InvocationRow],
+    done: &[Invocation],
     at: DateTime<Utc>,
     epoch: Option<i64>,
 ) -> StoreResult<Vec<WrittenResult>> {

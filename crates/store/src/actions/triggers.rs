@@ -5,44 +5,12 @@
 //! the engine's trigger use cases and its trigger worker.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, MessageId, TriggerId, WorkspaceId, WorkspaceScope, actions::trigger::MentionFilter};
+use relay_domain::{
+    MessageId, TriggerId, WorkspaceId, WorkspaceScope,
+    actions::trigger::{Trigger, TriggerChange},
+};
 
 use crate::{Store, StoreError, StoreResult, connections::Session};
-
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct TriggerRow {
-    pub trigger_id: TriggerId,
-    /// Matches only messages in this channel.
-    pub channel: Option<String>,
-    /// Matches only texts that contain this pattern.
-    pub pattern: Option<String>,
-    /// Matches only messages with these mentions.
-    pub mention: Option<MentionFilter>,
-    pub action_name: String,
-    pub enabled: bool,
-    /// Seq of the last event before the trigger was enabled; it matches later ones only.
-    pub after_seq: i64,
-    pub last_triggered_at: Option<DateTime<Utc>>,
-    /// Reason for which the last match invoked nothing.
-    pub last_error: Option<String>,
-    pub created_at: DateTime<Utc>,
-    pub updated_at: Option<DateTime<Utc>>,
-    /// Agent that created it; `None` for the workspace key.
-    pub created_by: Option<AgentId>,
-    /// Minimum time between two invocations, in seconds.
-    pub min_interval_seconds: i32,
-}
-
-/// Changes to a trigger; `None` keeps a field, `Some(None)` clears it.
-#[derive(Debug, Default)]
-pub struct TriggerChange {
-    pub channel: Option<Option<String>>,
-    pub pattern: Option<Option<String>>,
-    pub mention: Option<Option<MentionFilter>>,
-    pub action_name: Option<String>,
-    pub enabled: Option<bool>,
-    pub min_interval_seconds: Option<i32>,
-}
 
 /// Claimed part of a workspace's event log.
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +35,7 @@ macro_rules! columns {
 
 impl Store {
     /// Creates a trigger and sets its `after_seq`. Returns `false` if the workspace already has `limit` triggers.
-    pub async fn create_trigger(&self, scope: WorkspaceScope, row: &TriggerRow, limit: i64) -> StoreResult<bool> {
+    pub async fn create_trigger(&self, scope: WorkspaceScope, row: &Trigger, limit: i64) -> StoreResult<bool> {
         let doing = "creating a trigger";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         lock_progress(&mut tx, scope).await?;
@@ -98,7 +66,7 @@ impl Store {
     }
 
     /// Returns the triggers of a workspace, oldest first, at most `limit`.
-    pub async fn triggers(&self, scope: WorkspaceScope, limit: i64) -> StoreResult<Vec<TriggerRow>> {
+    pub async fn triggers(&self, scope: WorkspaceScope, limit: i64) -> StoreResult<Vec<Trigger>> {
         sqlx::query_as(columns!("SELECT", "FROM triggers WHERE workspace_id = $1 ORDER BY trigger_id LIMIT $2"))
             .bind(scope.workspace_id())
             .bind(limit)
@@ -107,7 +75,7 @@ impl Store {
             .map_err(StoreError::from_sqlx("listing triggers"))
     }
 
-    pub async fn trigger(&self, scope: WorkspaceScope, trigger: TriggerId) -> StoreResult<Option<TriggerRow>> {
+    pub async fn trigger(&self, scope: WorkspaceScope, trigger: TriggerId) -> StoreResult<Option<Trigger>> {
         sqlx::query_as(columns!("SELECT", "FROM triggers WHERE workspace_id = $1 AND trigger_id = $2"))
             .bind(scope.workspace_id())
             .bind(trigger)
@@ -123,7 +91,7 @@ impl Store {
         trigger: TriggerId,
         change: &TriggerChange,
         at: DateTime<Utc>,
-    ) -> StoreResult<Option<TriggerRow>> {
+    ) -> StoreResult<Option<Trigger>> {
         let doing = "changing a trigger";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         lock_progress(&mut tx, scope).await?;
@@ -179,7 +147,7 @@ impl Store {
     }
 
     /// Returns the enabled triggers of a workspace, oldest first.
-    pub async fn enabled_triggers(&self, scope: WorkspaceScope) -> StoreResult<Vec<TriggerRow>> {
+    pub async fn enabled_triggers(&self, scope: WorkspaceScope) -> StoreResult<Vec<Trigger>> {
         sqlx::query_as(columns!("SELECT", "FROM triggers WHERE workspace_id = $1 AND enabled ORDER BY trigger_id"))
             .bind(scope.workspace_id())
             .fetch_all(&self.pool)

@@ -6,7 +6,7 @@ use const_format::formatcp;
 use relay_domain::{
     AgentId, ChannelId, NodeId, WorkspaceScope,
     access::{rights::RightChanges, token::TokenHash},
-    agents::{Agent, AgentKind, AgentStatus},
+    agents::{Agent, AgentKind, AgentPresence, AgentStatus},
     names,
     observers::ObserverFilters,
     workspaces::plan::Quota,
@@ -54,15 +54,6 @@ impl From<AgentRow> for Agent {
     fn from(row: AgentRow) -> Self {
         row.0
     }
-}
-
-/// What a list of presence shows of an agent.
-#[derive(Debug, Clone, FromRow)]
-pub struct StatusRow {
-    pub agent_id: AgentId,
-    pub name: String,
-    pub status: AgentStatus,
-    pub last_seen_at: DateTime<Utc>,
 }
 
 /// Agent to be registered.
@@ -397,7 +388,7 @@ impl Store {
     }
 
     /// Lists the statuses of agents that are not deleted, oldest first, at most [`names::MAX_LISTED_AGENTS`].
-    pub async fn agent_statuses(&self, scope: WorkspaceScope) -> StoreResult<Vec<StatusRow>> {
+    pub async fn agent_statuses(&self, scope: WorkspaceScope) -> StoreResult<Vec<AgentPresence>> {
         sqlx::query_as(concat!(
             "SELECT agent_id, name, status,
                     greatest(last_seen_at, CASE WHEN status <> 'offline' THEN host.heard_at END) AS last_seen_at

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, InvocationId, NodeId, WorkspaceId, WorkspaceScope, access::token::TokenHash, agents::AgentStatus,
-    events::kind,
+    AgentId, InvocationId, NodeId, WorkspaceId, WorkspaceScope, access::token::TokenHash, actions::Invocation,
+    agents::AgentStatus, events::kind,
 };
 use relay_wire::{agents::spawn::SpawnOutput, events::recorded_data::AgentExited, field::ToValue as _};
 use serde_json::Value;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::{
     Store, StoreError, StoreResult,
     actions::{
-        invocations::{COLUMNS, InvocationRow},
+        invocations::COLUMNS,
         invoke::claim_keys,
         new_invocation::{Handler, NewInvocation},
         outcomes::{OutcomeBatch, OutcomeRecording, deliver_outcomes},
@@ -130,7 +130,7 @@ impl Store {
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'completed', 0, $10, $10, $10, $11)
              RETURNING {COLUMNS}"
         );
-        let done: Vec<InvocationRow> = sqlx::query_as(sqlx::AssertSqlSafe(query))
+        let done: Vec<Invocation> = sqlx::query_as(sqlx::AssertSqlSafe(query))
             .bind(new.scope.workspace_id())
             .bind(new.id)
             .bind(&new.action_name)

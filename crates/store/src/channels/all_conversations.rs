@@ -1,40 +1,24 @@
 //! List of all conversations of a workspace, for callers that take part in none of them: the workspace's key and
 //! observers.
 
-use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    ChannelId, ConversationId, WorkspaceScope,
-    channels::{ChannelKind, MAX_COUNTED_MESSAGES},
+    ChannelId, WorkspaceScope,
+    channels::{MAX_COUNTED_MESSAGES, WorkspaceConversation},
     observers::ObserverFilters,
 };
 use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
-    Store, StoreError, StoreResult, channels::conversations::LastMessage, codes::CHANNEL,
+    Store, StoreError, StoreResult, channels::conversations::decode_last_message, codes::CHANNEL,
     messages::contents::decode_sized, observers::filters,
 };
 
-/// A conversation as the workspace's list shows it.
-#[derive(Debug, Clone)]
-pub struct WorkspaceConversation {
-    /// Id of the backing channel.
-    pub channel_id: ChannelId,
-    pub channel_kind: ChannelKind,
-    pub conversation_id: ConversationId,
-    /// Name of a group.
-    pub title: Option<String>,
-    pub created_at: DateTime<Utc>,
-    /// Names in alphabetical order.
-    pub participants: Vec<String>,
-    /// Root messages, counted up to [`MAX_COUNTED_MESSAGES`].
-    pub message_count: i64,
-    pub last_message: Option<LastMessage>,
-}
+struct WorkspaceConversationRow(WorkspaceConversation);
 
-impl FromRow<'_, PgRow> for WorkspaceConversation {
+impl FromRow<'_, PgRow> for WorkspaceConversationRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        Ok(Self {
+        Ok(Self(WorkspaceConversation {
             channel_id: row.try_get("channel_id")?,
             channel_kind: row.try_get("type")?,
             conversation_id: row.try_get("conversation_id")?,
@@ -42,8 +26,8 @@ impl FromRow<'_, PgRow> for WorkspaceConversation {
             created_at: row.try_get("created_at")?,
             participants: row.try_get("participants")?,
             message_count: row.try_get("message_count")?,
-            last_message: LastMessage::from_row(row)?,
-        })
+            last_message: decode_last_message(row)?,
+        }))
     }
 }
 
@@ -101,6 +85,7 @@ impl Store {
             .fetch_all(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("listing all conversations"))?;
-        decode_sized("channels", &rows)
+        let listed = decode_sized::<WorkspaceConversationRow>("channels", &rows)?;
+        Ok(listed.into_iter().map(|(row, bytes)| (row.0, bytes)).collect())
     }
 }

@@ -1,12 +1,10 @@
 //! Direct-message conversations, one-to-one and group, which are stored as channels of their own types. Called by
 //! the engine's conversations.
 
-use chrono::{DateTime, Utc};
 use const_format::concatcp;
 use relay_domain::{
-    AgentId, ChannelId, ConversationId, MessageId, WorkspaceScope,
-    agents::AgentKind,
-    channels::{ChannelKind, MAX_UNREAD},
+    AgentId, ChannelId, ConversationId, WorkspaceScope,
+    channels::{ChannelKind, Conversation, LastMessage, ListedConversation, MAX_UNREAD},
 };
 use serde_json::Value;
 use sqlx::{FromRow, Row, postgres::PgRow};
@@ -20,76 +18,31 @@ use crate::{
     messages::{contents::decode_sized, read_state::ACKED_IN_CHANNELS},
 };
 
-#[derive(Debug, Clone, FromRow)]
-pub struct ConversationRow {
-    /// Id of the backing channel.
-    pub channel_id: ChannelId,
-    /// Name of the backing channel.
-    pub name: String,
-    #[sqlx(rename = "type")]
-    pub channel_kind: ChannelKind,
-    pub conversation_id: ConversationId,
-    /// Name of a group.
-    pub title: Option<String>,
-    /// Rises with every change of membership.
-    pub members_version: i64,
-    pub created_at: DateTime<Utc>,
-}
+struct ListedConversationRow(ListedConversation);
 
-/// A conversation in an agent's list.
-#[derive(Debug, Clone)]
-pub struct ListedConversation {
-    pub conversation: ConversationRow,
-    /// Ids of the participants in the order of `participant_names`, which is alphabetical.
-    pub participant_ids: Vec<AgentId>,
-    pub participant_names: Vec<String>,
-    pub last_message: Option<LastMessage>,
-    /// Root messages of other agents that the agent has neither read nor acked, counted up to [`MAX_UNREAD`].
-    pub unread_count: i64,
-}
-
-impl FromRow<'_, PgRow> for ListedConversation {
+impl FromRow<'_, PgRow> for ListedConversationRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        Ok(Self {
-            conversation: ConversationRow::from_row(row)?,
+        Ok(Self(ListedConversation {
+            conversation: Conversation::from_row(row)?,
             participant_ids: row.try_get("participant_ids")?,
             participant_names: row.try_get("participant_names")?,
-            last_message: LastMessage::from_row(row)?,
+            last_message: decode_last_message(row)?,
             unread_count: row.try_get("unread_count")?,
-        })
-    }
-}
-
-/// The newest root message of a conversation, as lists show it.
-#[derive(Debug, Clone)]
-pub struct LastMessage {
-    pub message_id: MessageId,
-    pub agent_id: AgentId,
-    pub agent_name: String,
-    pub agent_kind: AgentKind,
-    /// Empty until it is read.
-    pub text: String,
-    pub created_at: DateTime<Utc>,
-}
-
-impl LastMessage {
-    /// Returns the id and the place of the text, which is read apart from the list.
-    pub const fn text_slot(&mut self) -> (MessageId, &mut String) {
-        (self.message_id, &mut self.text)
-    }
-
-    /// Reads the `last_` columns, which are null in an empty conversation.
-    pub(crate) fn from_row(row: &PgRow) -> sqlx::Result<Option<Self>> {
-        let Some(message_id) = row.try_get("last_message_id")? else { return Ok(None) };
-        Ok(Some(Self {
-            message_id,
-            agent_id: row.try_get("last_agent_id")?,
-            agent_name: row.try_get("last_agent_name")?,
-            agent_kind: row.try_get("last_agent_type")?,
-            text: String::new(),
-            created_at: row.try_get("last_created_at")?,
         }))
     }
+}
+
+/// Decodes the `last_` columns, which are null in an empty conversation.
+pub(crate) fn decode_last_message(row: &PgRow) -> sqlx::Result<Option<LastMessage>> {
+    let Some(message_id) = row.try_get("last_message_id")? else { return Ok(None) };
+    Ok(Some(LastMessage {
+        message_id,
+        agent_id: row.try_get("last_agent_id")?,
+        agent_name: row.try_get("last_agent_name")?,
+        agent_kind: row.try_get("last_agent_type")?,
+        text: String::new(),
+        created_at: row.try_get("last_created_at")?,
+    }))
 }
 
 /// A conversation to open.
@@ -113,7 +66,7 @@ pub struct NewConversation<'a> {
 #[derive(Debug, Clone)]
 pub enum OpenOutcome {
     /// Exists with all members.
-    Open(ConversationRow),
+    Open(Conversation),
     /// The idempotency key was used before; nothing was written.
     KeyUsed,
 }
@@ -166,11 +119,7 @@ const LIST: &str = concatcp!(
 
 impl Store {
     /// Reads a conversation by its public id.
-    pub async fn conversation(
-        &self,
-        scope: WorkspaceScope,
-        conversation: &str,
-    ) -> StoreResult<Option<ConversationRow>> {
+    pub async fn conversation(&self, scope: WorkspaceScope, conversation: &str) -> StoreResult<Option<Conversation>> {
         let row = sqlx::query(GET)
             .bind(scope.workspace_id())
             .bind(conversation)
@@ -218,7 +167,7 @@ impl Store {
             .fetch_one(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        let mut conversation: ConversationRow = decode_row("channels", &row)?;
+        let mut conversation: Conversation = decode_row("channels", &row)?;
         if add_members(&mut tx, scope, conversation.channel_id, new).await? {
             conversation.members_version += 1;
         }
@@ -256,7 +205,8 @@ impl Store {
             .fetch_all(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("listing conversations"))?;
-        decode_sized("channels", &rows)
+        let listed = decode_sized::<ListedConversationRow>("channels", &rows)?;
+        Ok(listed.into_iter().map(|(row, bytes)| (row.0, bytes)).collect())
     }
 
     /// Finds the ids of agents by name; unknown names are left out.

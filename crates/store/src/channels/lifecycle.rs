@@ -2,7 +2,9 @@
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, ChannelId, WorkspaceScope, names, observers::ObserverFilters, workspaces::plan::Quota};
+use relay_domain::{
+    AgentId, ChannelId, WorkspaceScope, channels::Channel, names, observers::ObserverFilters, workspaces::plan::Quota,
+};
 use serde_json::Value;
 
 use crate::{
@@ -13,21 +15,6 @@ use crate::{
     sizes::CHANNEL_BYTES,
     workspaces::quota_counts::is_within_quota,
 };
-
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct ChannelRow {
-    pub channel_id: ChannelId,
-    pub name: String,
-    pub topic: Option<String>,
-    /// JSON object of the client.
-    pub metadata: Value,
-    /// `None` for a channel created with the workspace's key.
-    pub created_by: Option<AgentId>,
-    pub created_at: DateTime<Utc>,
-    /// An archived channel accepts no messages.
-    pub archived_at: Option<DateTime<Utc>>,
-    pub member_count: i64,
-}
 
 #[derive(Debug)]
 pub struct NewChannel<'a> {
@@ -137,7 +124,7 @@ impl Store {
     }
 
     /// Finds a channel by name, archived or not.
-    pub async fn channel_by_name(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<ChannelRow>> {
+    pub async fn channel_by_name(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<Channel>> {
         sqlx::query_as(FIND_BY_NAME)
             .bind(scope.workspace_id())
             .bind(name)
@@ -167,7 +154,7 @@ impl Store {
     }
 
     /// Reads these channels, oldest first.
-    pub async fn channels(&self, scope: WorkspaceScope, channels: &[ChannelId]) -> StoreResult<Vec<ChannelRow>> {
+    pub async fn channels(&self, scope: WorkspaceScope, channels: &[ChannelId]) -> StoreResult<Vec<Channel>> {
         const READ: &str = formatcp!(
             "SELECT {COLUMNS} FROM channels c WHERE c.workspace_id = $1 AND c.channel_id = ANY ($2)
               ORDER BY c.channel_id"
@@ -187,11 +174,11 @@ impl Store {
         scope: WorkspaceScope,
         change: ChannelUpdate<'_>,
         at: DateTime<Utc>,
-        event: impl FnOnce(&ChannelRow) -> Event + Send,
-    ) -> StoreResult<Option<(ChannelRow, RecordedEvents)>> {
+        event: impl FnOnce(&Channel) -> Event + Send,
+    ) -> StoreResult<Option<(Channel, RecordedEvents)>> {
         let doing = "updating a channel";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let changed: Option<ChannelRow> = sqlx::query_as(UPDATE)
+        let changed: Option<Channel> = sqlx::query_as(UPDATE)
             .bind(scope.workspace_id())
             .bind(change.channel)
             .bind(change.topic.is_some())

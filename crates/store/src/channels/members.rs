@@ -5,7 +5,12 @@
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, ChannelId, WorkspaceScope, channels::MemberRole, names, observers::ObserverFilters};
+use relay_domain::{
+    AgentId, ChannelId, WorkspaceScope,
+    channels::{Member, Membership},
+    names,
+    observers::ObserverFilters,
+};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -14,25 +19,6 @@ use crate::{
     events::{self, Event, RecordedEvents},
     observers::filters,
 };
-
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct MemberRow {
-    pub agent_id: AgentId,
-    pub agent_name: String,
-    pub role: MemberRole,
-    pub joined_at: DateTime<Utc>,
-    /// Receives mentions only.
-    pub muted: bool,
-}
-
-/// A channel as one of its members sees it.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct Membership {
-    pub channel_id: ChannelId,
-    pub name: String,
-    pub role: MemberRole,
-    pub joined_at: DateTime<Utc>,
-}
 
 #[derive(Debug, Clone, Copy)]
 pub struct MemberKey {
@@ -208,7 +194,7 @@ impl Store {
         scope: WorkspaceScope,
         channel: ChannelId,
         filters: &ObserverFilters,
-    ) -> StoreResult<Vec<MemberRow>> {
+    ) -> StoreResult<Vec<Member>> {
         let rows = sqlx::query(
             "SELECT m.agent_id, a.name AS agent_name, m.role, m.joined_at, m.muted
              FROM channel_members m

@@ -2,7 +2,12 @@
 //! its content; `files::objects` has all objects.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, FileId, WorkspaceScope, events::kind, files::FileStatus, observers::ObserverView};
+use relay_domain::{
+    AgentId, FileId, WorkspaceScope,
+    events::kind,
+    files::{File, FileStatus},
+    observers::ObserverView,
+};
 use relay_wire::{
     events::recorded_data::{FileUploaded, UploadedFile},
     field::ToValue as _,
@@ -16,24 +21,6 @@ use crate::{
     events::{self, Event, RecordedEvents},
     observers::filters,
 };
-
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct FileRow {
-    pub file_id: FileId,
-    pub filename: String,
-    /// Media type as declared by the owner.
-    pub content_type: String,
-    /// Declared size; an upload has exactly this size.
-    pub size_bytes: i64,
-    pub agent_id: AgentId,
-    pub uploaded_by: String,
-    pub status: FileStatus,
-    /// The object with its content, once uploaded.
-    pub object_id: Option<i64>,
-    pub created_at: DateTime<Utc>,
-    /// A file that is not complete by then is deleted.
-    pub expires_at: DateTime<Utc>,
-}
 
 #[derive(Debug)]
 pub struct NewFile<'a> {
@@ -49,8 +36,8 @@ pub struct NewFile<'a> {
 /// Outcome of completing a file.
 #[derive(Debug)]
 pub enum Completion {
-    Completed(FileRow, RecordedEvents),
-    AlreadyComplete(FileRow),
+    Completed(File, RecordedEvents),
+    AlreadyComplete(File),
     NotUploaded,
     /// Unknown or deleted, or owned by another agent.
     NotFound,
@@ -148,7 +135,7 @@ impl Store {
     }
 
     /// Reads a file, deleted or not.
-    pub async fn file(&self, scope: WorkspaceScope, file: FileId) -> StoreResult<Option<FileRow>> {
+    pub async fn file(&self, scope: WorkspaceScope, file: FileId) -> StoreResult<Option<File>> {
         let row = sqlx::query(select_files!("WHERE f.workspace_id = $1 AND f.file_id = $2"))
             .bind(scope.workspace_id())
             .bind(file)
@@ -187,7 +174,7 @@ impl Store {
         owner: Option<AgentId>,
         view: &ObserverView,
         limit: i64,
-    ) -> StoreResult<Vec<FileRow>> {
+    ) -> StoreResult<Vec<File>> {
         // Two statements: with one, a generic plan could not use the index by owner.
         let query = match owner {
             Some(_) => sqlx::query(visible_files!("f.agent_id = $5")),
@@ -204,7 +191,7 @@ impl Store {
     }
 
     /// Reads the complete files among `files`, in no order.
-    pub async fn completed_files(&self, scope: WorkspaceScope, files: &[FileId]) -> StoreResult<Vec<FileRow>> {
+    pub async fn completed_files(&self, scope: WorkspaceScope, files: &[FileId]) -> StoreResult<Vec<File>> {
         let rows =
             sqlx::query(select_files!("WHERE f.workspace_id = $1 AND f.file_id = ANY($2) AND f.status = 'complete'"))
                 .bind(scope.workspace_id())
@@ -233,7 +220,7 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let Some(row) = row else { return Ok(Completion::NotFound) };
-        let mut row: FileRow = decode_row("files", &row)?;
+        let mut row: File = decode_row("files", &row)?;
         match row.status {
             FileStatus::Deleted => return Ok(Completion::NotFound),
             FileStatus::Pending | FileStatus::Complete if row.agent_id != owner => return Ok(Completion::NotFound),

@@ -1,32 +1,16 @@
 //! Recorded http_push attempts of a delivery, as its recipient reads them over REST.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
+use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq, push::attempt::DeliveryAttempt};
 
 use crate::{Store, StoreError, StoreResult};
 
-/// One http_push attempt of a delivery.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct AttemptRow {
-    /// Ascends with time.
-    pub attempt_id: i64,
-    pub node_id: String,
-    pub attempted_at: DateTime<Utc>,
-    pub latency_ms: i32,
-    /// HTTP status; `None` when no response arrived.
-    pub status: Option<i16>,
-    /// First bytes of the response; failures only.
-    pub answer: Option<Vec<u8>>,
-    /// `None` when the node accepted the delivery.
-    pub error: Option<String>,
-}
-
 #[derive(sqlx::FromRow)]
-struct DeliveryAttempt {
-    agent_id: i64,
+struct KeyedAttempt {
+    agent_id: AgentId,
     seq: Seq,
     #[sqlx(flatten)]
-    attempt: AttemptRow,
+    attempt: DeliveryAttempt,
 }
 
 impl Store {
@@ -37,14 +21,14 @@ impl Store {
         agent: AgentId,
         seq: Seq,
         limit: i64,
-    ) -> StoreResult<Vec<AttemptRow>> {
-        let mut rows: Vec<AttemptRow> = sqlx::query_as(
+    ) -> StoreResult<Vec<DeliveryAttempt>> {
+        let mut rows: Vec<DeliveryAttempt> = sqlx::query_as(
             "SELECT attempt_id, node_id, attempted_at, latency_ms, status, answer, error
                FROM delivery_attempts WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3
               ORDER BY attempt_id DESC LIMIT $4",
         )
-        .bind(scope.workspace_id().get())
-        .bind(agent.get())
+        .bind(scope.workspace_id())
+        .bind(agent)
         .bind(seq)
         .bind(limit)
         .fetch_all(&self.pool)
@@ -62,10 +46,10 @@ impl Store {
         deliveries: &[(AgentId, Seq)],
         since: DateTime<Utc>,
         limit: i64,
-    ) -> StoreResult<Vec<(AgentId, Seq, AttemptRow)>> {
-        let (agents, seqs): (Vec<i64>, Vec<Seq>) = deliveries.iter().map(|(agent, seq)| (agent.get(), *seq)).unzip();
+    ) -> StoreResult<Vec<(AgentId, Seq, DeliveryAttempt)>> {
+        let (agents, seqs): (Vec<AgentId>, Vec<Seq>) = deliveries.iter().copied().unzip();
         // The bound on created_on limits the scan to few partitions; one index range is read per delivery.
-        let rows: Vec<DeliveryAttempt> = sqlx::query_as(
+        let rows: Vec<KeyedAttempt> = sqlx::query_as(
             "SELECT k.agent_id, k.seq, t.*
                FROM unnest($2::bigint[], $3::bigint[]) AS k (agent_id, seq)
               CROSS JOIN LATERAL (
@@ -75,7 +59,7 @@ impl Store {
                      ORDER BY attempt_id DESC LIMIT $5) AS t
               ORDER BY k.agent_id, k.seq, t.attempt_id",
         )
-        .bind(scope.workspace_id().get())
+        .bind(scope.workspace_id())
         .bind(agents)
         .bind(seqs)
         .bind(since.date_naive())
@@ -83,6 +67,6 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading the attempts of deliveries"))?;
-        Ok(rows.into_iter().map(|row| (AgentId::new(row.agent_id), row.seq, row.attempt)).collect())
+        Ok(rows.into_iter().map(|row| (row.agent_id, row.seq, row.attempt)).collect())
     }
 }

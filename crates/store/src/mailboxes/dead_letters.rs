@@ -6,10 +6,9 @@
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId, NodeId, WorkspaceScope,
-    mailboxes::{dead_letter::DeadLetterReason, stream::Seq},
+    AgentId, DeliveryId, WorkspaceScope,
+    mailboxes::dead_letter::{DeadLetter, DeadLetterReason},
 };
-use sqlx::FromRow;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -27,40 +26,6 @@ pub struct DeadLetterFilter {
     pub from: Option<DateTime<Utc>>,
     /// Dead-lettered before this instant.
     pub until: Option<DateTime<Utc>>,
-}
-
-/// Dead letter with its delivery.
-#[derive(Debug, Clone, FromRow)]
-pub struct DeadLetterRow {
-    pub agent_id: AgentId,
-    /// Name of the recipient; `None` if it was deleted and removed.
-    pub agent_name: Option<String>,
-    pub seq: Seq,
-    /// Id of the message, action result or notice.
-    pub source_id: i64,
-    /// Earlier redrives of the message to this agent.
-    pub redrive_no: i16,
-    pub channel_id: Option<ChannelId>,
-    /// Node of the agent when the delivery was created.
-    pub node_id: NodeId,
-    pub reason: DeadLetterReason,
-    pub error: Option<String>,
-    /// Time of dead-lettering.
-    pub at: DateTime<Utc>,
-    /// Creation of the delivery.
-    pub created_at: DateTime<Utc>,
-    pub expires_at: DateTime<Utc>,
-    pub sender_name: Option<String>,
-    /// Seq of the delivery that replaced it.
-    pub redriven_seq: Option<Seq>,
-    pub redriven_at: Option<DateTime<Utc>>,
-}
-
-impl DeadLetterRow {
-    #[must_use]
-    pub const fn delivery_id(&self) -> DeliveryId {
-        DeliveryId { source: self.source_id, agent: self.agent_id, redrive_no: self.redrive_no }
-    }
 }
 
 /// SQL that selects dead letters. The day of a message follows from its id, so that only one partition of messages is
@@ -136,9 +101,9 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         filter: &DeadLetterFilter,
-        after: Option<&DeadLetterRow>,
+        after: Option<&DeadLetter>,
         limit: i64,
-    ) -> StoreResult<Vec<DeadLetterRow>> {
+    ) -> StoreResult<Vec<DeadLetter>> {
         sqlx::query_as(LIST)
             .bind(scope.workspace_id().get())
             .bind(filter.agent.map(AgentId::get))
@@ -155,7 +120,7 @@ impl Store {
             .map_err(StoreError::from_sqlx("listing dead letters"))
     }
 
-    pub async fn dead_letter(&self, scope: WorkspaceScope, id: DeliveryId) -> StoreResult<Option<DeadLetterRow>> {
+    pub async fn dead_letter(&self, scope: WorkspaceScope, id: DeliveryId) -> StoreResult<Option<DeadLetter>> {
         sqlx::query_as(GET)
             .bind(scope.workspace_id().get())
             .bind(id.source)

@@ -2,9 +2,12 @@
 //!
 //! All three reads are bounded, because membership and history are not.
 
-use chrono::{DateTime, Utc};
 use const_format::concatcp;
-use relay_domain::{AgentId, WorkspaceScope, channels::MAX_UNREAD};
+use relay_domain::{
+    AgentId, ChannelId, MessageId, WorkspaceScope,
+    channels::MAX_UNREAD,
+    mailboxes::inbox::{Mention, ReceivedReaction, UnreadChannel},
+};
 
 use crate::{Store, StoreError, StoreResult, messages::read_state::ACKED_IN_CHANNELS};
 
@@ -16,52 +19,6 @@ const COUNTED: i64 = 2000;
 const MENTIONING: i64 = 500;
 /// Reactions to an agent's messages that are read, newest first, to find those of others.
 const REACTIONS: i64 = 200;
-
-/// Unread state of a channel or conversation for one member.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct UnreadChannel {
-    pub channel_id: i64,
-    pub name: String,
-    /// `None` for a channel.
-    pub conversation_id: Option<String>,
-    /// Last-read pointer: id of the newest message read.
-    pub read_id: i64,
-    /// Messages of others above it, at most [`MAX_UNREAD`].
-    pub unread_count: i64,
-    /// The newest unread message of others; the fields below are its own.
-    pub newest_id: Option<i64>,
-    pub newest_from: Option<String>,
-    /// Empty until it is read.
-    #[sqlx(skip)]
-    pub newest_text: String,
-    /// Bytes of that text.
-    pub newest_bytes: Option<i32>,
-    pub newest_at: Option<DateTime<Utc>>,
-}
-
-/// Unread message that mentions the agent.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct Mention {
-    pub message_id: i64,
-    pub channel_name: String,
-    pub agent_name: String,
-    /// Empty until it is read.
-    #[sqlx(skip)]
-    pub text: String,
-    /// Bytes of the text.
-    pub text_bytes: i32,
-    pub created_at: DateTime<Utc>,
-}
-
-/// Reaction of another agent to one of the agent's messages.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct ReceivedReaction {
-    pub message_id: i64,
-    pub channel_name: String,
-    pub emoji: String,
-    pub agent_name: String,
-    pub created_at: DateTime<Utc>,
-}
 
 impl Store {
     /// Lists the channels and conversations of an agent that are not archived, those with the newest unread messages first
@@ -109,10 +66,10 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         agent: (AgentId, &str),
-        pointers: &[(i64, i64)],
+        pointers: &[(ChannelId, MessageId)],
         limit: i64,
     ) -> StoreResult<Vec<Mention>> {
-        let (channels, reads): (Vec<i64>, Vec<i64>) = pointers.iter().copied().unzip();
+        let (channels, reads): (Vec<ChannelId>, Vec<MessageId>) = pointers.iter().copied().unzip();
         sqlx::query_as(
             "SELECT m.message_id, c.name AS channel_name, m.agent_name, octet_length(m.text) AS text_bytes, m.created_at
                FROM unnest($3::bigint[], $4::bigint[]) AS k (channel_id, read_id)

@@ -5,6 +5,7 @@ use const_format::formatcp;
 use relay_domain::{
     AgentId, MessageId, NodeId, WorkspaceScope,
     mailboxes::delivery::{Reason, Settlement},
+    workspaces::usage::WorkspaceMetrics,
 };
 
 use crate::{
@@ -12,29 +13,6 @@ use crate::{
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
     decode::decode_rows,
 };
-
-/// Metrics of a workspace. Mailbox figures include deleted agents, so that these counters never fall.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
-pub struct WorkspaceMetrics {
-    /// Messages accepted and indexed, including removed ones; lags by some hundred milliseconds.
-    pub accepted: i64,
-    /// Deliveries written.
-    pub written: i64,
-    /// Deliveries recorded as written to a socket.
-    pub sent: i64,
-    /// Deliveries acknowledged over a socket.
-    pub acked: i64,
-    /// Deliveries settled by any means.
-    pub settled: i64,
-    /// Dead letters within retention.
-    pub dead_letters: i64,
-    /// Largest number of unsettled deliveries of one agent that is not deleted.
-    pub largest_lag: i64,
-    /// Agents that are not deleted.
-    pub agents: i64,
-    /// Nodes with a connected provider.
-    pub nodes_connected: i64,
-}
 
 /// Delivery of a message, with the columns that determine the steps of its trace.
 #[derive(Debug, Clone, sqlx::FromRow)]

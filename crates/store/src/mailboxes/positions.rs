@@ -1,21 +1,8 @@
 //! Positions of mailboxes as readers of a workspace list them.
 
-use relay_domain::{AgentId, WorkspaceScope};
-use sqlx::FromRow;
+use relay_domain::{AgentId, WorkspaceScope, mailboxes::Mailbox};
 
 use crate::{Store, StoreError, StoreResult};
-
-/// Position of one agent's mailbox.
-#[derive(Debug, Clone, PartialEq, Eq, FromRow)]
-pub struct MailboxRow {
-    pub agent_id: AgentId,
-    #[sqlx(rename = "name")]
-    pub agent_name: String,
-    /// Seq of the newest delivery; 0 if there is none.
-    pub last_seq: i64,
-    pub ack_floor: i64,
-    pub settled_floor: i64,
-}
 
 impl Store {
     /// Lists up to `limit` mailboxes of agents that are not deleted, in the order of their ids, behind `after` and limited
@@ -26,7 +13,7 @@ impl Store {
         only: Option<&[AgentId]>,
         after: Option<AgentId>,
         limit: i64,
-    ) -> StoreResult<Vec<MailboxRow>> {
+    ) -> StoreResult<Vec<Mailbox>> {
         let only: Option<Vec<i64>> = only.map(|agents| agents.iter().map(|agent| agent.get()).collect());
         sqlx::query_as(
             "SELECT a.agent_id, a.name, h.next_seq - 1 AS last_seq, c.ack_floor, c.settled_floor

@@ -10,9 +10,13 @@ use std::{collections::HashMap, time::Duration};
 use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId, WorkspaceId, WorkspaceScope,
+    AgentId, ChannelId, DeliveryId, RedriveId, WorkspaceId, WorkspaceScope,
     events::kind,
-    mailboxes::{MessageLocation, dead_letter::MAX_REDRIVES},
+    mailboxes::{
+        MessageLocation,
+        dead_letter::{MAX_REDRIVES, Redrive},
+        stream::Seq,
+    },
 };
 use relay_wire::{events::recorded_data::RedriveAccepted, field::ToValue as _};
 use serde::{Deserialize, Serialize};
@@ -39,7 +43,7 @@ const MAX_FULL_DURATION: Duration = Duration::from_secs(3600);
 pub enum RedriveOutcome {
     /// A new delivery exists.
     Redriven {
-        seq: i64,
+        seq: Seq,
         /// Redrives of the message to this agent, including this one.
         redrive_no: i16,
         /// False if an earlier call created it.
@@ -52,21 +56,6 @@ pub enum RedriveOutcome {
     /// Retention has dropped the message.
     MessageDropped,
     NotFound,
-}
-
-/// Redrive by filter.
-#[derive(Debug, Clone, FromRow)]
-pub struct RedriveRow {
-    pub redrive_id: i64,
-    /// Dead letters per second.
-    pub rate: i32,
-    /// Dead letters that matched when it began.
-    pub matched: i64,
-    pub redriven: i64,
-    /// Dead letters that cannot be redriven.
-    pub refused: i64,
-    pub created_at: DateTime<Utc>,
-    pub finished_at: Option<DateTime<Utc>>,
 }
 
 /// Result of one step of a redrive.
@@ -85,7 +74,7 @@ pub struct RedriveStep {
 /// Redrive that is to begin.
 #[derive(Debug)]
 pub struct NewRedrive<'a> {
-    pub id: i64,
+    pub id: RedriveId,
     pub filter: &'a DeadLetterFilter,
     /// Dead letters per second.
     pub rate: i32,
@@ -125,15 +114,15 @@ impl PassCounts {
 #[derive(FromRow)]
 struct DueRedrive {
     workspace_id: WorkspaceId,
-    redrive_id: i64,
+    redrive_id: RedriveId,
     filter: Json<StoredFilter>,
     from_at: DateTime<Utc>,
     until_at: DateTime<Utc>,
     /// Dead letters per second.
     rate: i32,
     position_at: Option<DateTime<Utc>>,
-    position_agent: Option<i64>,
-    position_seq: Option<i64>,
+    position_agent: Option<AgentId>,
+    position_seq: Option<Seq>,
     #[sqlx(flatten)]
     pass: PassCounts,
     late_seconds: f64,
@@ -150,12 +139,28 @@ struct RedrivenRow {
     /// Of the dead letter.
     redrive_no: i16,
     channel_id: Option<ChannelId>,
-    /// Reason not to redrive: 0 none, 1 redriven before, 2 too often, 3 no agent, 4 no message.
-    bar: i32,
-    new_seq: Option<i64>,
+    bar: RedriveBar,
+    new_seq: Option<Seq>,
     channel_name: Option<String>,
     conversation_id: Option<String>,
 }
+
+/// Reason not to redrive a dead letter, as [`REDRIVE`] finds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::Type)]
+#[repr(i32)]
+enum RedriveBar {
+    Unbarred = 0,
+    AlreadyRedriven = 1,
+    Exhausted = 2,
+    AgentDeleted = 3,
+    MessageDropped = 4,
+}
+
+const UNBARRED: i32 = RedriveBar::Unbarred as i32;
+const ALREADY_REDRIVEN: i32 = RedriveBar::AlreadyRedriven as i32;
+const EXHAUSTED: i32 = RedriveBar::Exhausted as i32;
+const AGENT_DELETED: i32 = RedriveBar::AgentDeleted as i32;
+const MESSAGE_DROPPED: i32 = RedriveBar::MessageDropped as i32;
 
 impl RedrivenRow {
     fn place(&self) -> Option<MessageLocation> {
@@ -166,6 +171,7 @@ impl RedrivenRow {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct StoredFilter {
+    /// A number, the form in which filters have been stored so far.
     agent_id: Option<i64>,
     node_id: Option<String>,
     reason: Option<String>,
@@ -188,11 +194,11 @@ const REDRIVE: &str = const_format::concatcp!(
 WITH letters AS MATERIALIZED (
     SELECT k.ord, e.agent_id, e.seq, e.redriven_seq, d.source_kind, d.source_id, d.redrive_no, d.channel_id, d.mode,
            d.reason, d.expires_at - d.created_at AS life, a.node_id,
-           CASE WHEN e.redriven_seq IS NOT NULL THEN 1
-                WHEN d.redrive_no >= $5::smallint THEN 2
-                WHEN a.agent_id IS NULL THEN 3
-                WHEN m.message_id IS NULL THEN 4
-                ELSE 0 END AS bar
+           CASE WHEN e.redriven_seq IS NOT NULL THEN {ALREADY_REDRIVEN}
+                WHEN d.redrive_no >= $5::smallint THEN {EXHAUSTED}
+                WHEN a.agent_id IS NULL THEN {AGENT_DELETED}
+                WHEN m.message_id IS NULL THEN {MESSAGE_DROPPED}
+                ELSE {UNBARRED} END AS bar
       FROM unnest($2::bigint[], $3::bigint[]) WITH ORDINALITY AS k (agent_id, seq, ord)
       JOIN delivery_exceptions e ON e.workspace_id = $1 AND e.agent_id = k.agent_id AND e.seq = k.seq
            AND e.state = {DEAD_LETTERED} AND e.purged_at IS NULL
@@ -205,12 +211,13 @@ WITH letters AS MATERIALIZED (
            w.mailbox_depth - (h.next_seq - 1 - c.settled_floor - "
     ),
     count_settled_above!("c", "c.settled_floor"),
-    ") AS room
+    formatcp!(
+        ") AS room
       FROM letters l
       JOIN mailbox_heads h ON h.workspace_id = $1 AND h.agent_id = l.agent_id
       JOIN mailbox_cursors c ON c.workspace_id = $1 AND c.agent_id = l.agent_id
       JOIN workspaces w ON w.workspace_id = $1
-     WHERE l.bar = 0
+     WHERE l.bar = {UNBARRED}
 ), fitted AS MATERIALIZED (
     SELECT * FROM ranked WHERE rank <= room
 ), bumped AS (
@@ -228,11 +235,12 @@ WITH letters AS MATERIALIZED (
       FROM fitted f
      WHERE e.workspace_id = $1 AND e.agent_id = f.agent_id AND e.seq = f.seq
 )
-SELECT l.ord, l.agent_id, l.source_id, l.redrive_no, l.channel_id, l.bar::int AS bar,
+SELECT l.ord, l.agent_id, l.source_id, l.redrive_no, l.channel_id, l.bar,
        coalesce(f.next_seq + f.rank - 1, l.redriven_seq) AS new_seq, c.name AS channel_name, c.conversation_id
   FROM letters l
   LEFT JOIN fitted f USING (ord)
   LEFT JOIN channels c ON c.workspace_id = $1 AND c.channel_id = l.channel_id"
+    ),
 );
 
 const NEXT_LETTERS: &str = formatcp!(
@@ -272,13 +280,13 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
-        seq: i64,
+        seq: Seq,
         at: DateTime<Utc>,
     ) -> StoreResult<(RedriveOutcome, Option<RecordedEvents>)> {
         let doing = "redriving a dead letter";
         let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let redriven = redrive(&mut tx, scope, &[agent.get()], &[seq], (at, epoch)).await;
+        let redriven = redrive(&mut tx, scope, &[agent], &[seq], (at, epoch)).await;
         let (outcomes, recorded) = self.note_epoch(epoch, redriven)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok((outcomes.into_iter().next().unwrap_or(RedriveOutcome::NotFound), recorded))
@@ -290,7 +298,7 @@ impl Store {
         scope: WorkspaceScope,
         new: &NewRedrive<'_>,
         at: DateTime<Utc>,
-    ) -> StoreResult<RedriveRow> {
+    ) -> StoreResult<Redrive> {
         let NewRedrive { id, filter, rate, matched } = *new;
         let kept = StoredFilter {
             agent_id: filter.agent.map(AgentId::get),
@@ -316,7 +324,7 @@ impl Store {
     }
 
     /// Reads the progress of a redrive.
-    pub async fn redrive(&self, scope: WorkspaceScope, id: i64) -> StoreResult<Option<RedriveRow>> {
+    pub async fn redrive(&self, scope: WorkspaceScope, id: RedriveId) -> StoreResult<Option<Redrive>> {
         sqlx::query_as(
             "SELECT redrive_id, rate, matched, redriven, refused, created_at, finished_at
                FROM redrives WHERE workspace_id = $1 AND redrive_id = $2",
@@ -350,7 +358,7 @@ impl Store {
         let DueRedrive { filter: Json(filter), mut pass, .. } = due;
         let scope = WorkspaceScope::from_engine_row(due.workspace_id);
         let most = (i64::from(due.rate) * step.num_milliseconds() / 1000).clamp(1, REDRIVE_BATCH);
-        let letters: Vec<(DateTime<Utc>, i64, i64)> = sqlx::query_as(NEXT_LETTERS)
+        let letters: Vec<(DateTime<Utc>, AgentId, Seq)> = sqlx::query_as(NEXT_LETTERS)
             .bind(scope.workspace_id().get())
             .bind(filter.agent_id)
             .bind(&filter.node_id)
@@ -364,7 +372,7 @@ impl Store {
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        let (agents, seqs): (Vec<i64>, Vec<i64>) = letters.iter().map(|(_, agent, seq)| (*agent, *seq)).unzip();
+        let (agents, seqs): (Vec<AgentId>, Vec<Seq>) = letters.iter().map(|(_, agent, seq)| (*agent, *seq)).unzip();
         let redriven = redrive(&mut tx, scope, &agents, &seqs, (at, epoch)).await;
         let (outcomes, recorded) = self.note_epoch(epoch, redriven)?;
         let is_redriven = |outcome: &&RedriveOutcome| matches!(outcome, RedriveOutcome::Redriven { now: true, .. });
@@ -400,13 +408,13 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        let mut mailboxes: Vec<i64> =
+        let mut mailboxes: Vec<AgentId> =
             agents.iter().zip(&outcomes).filter(|(_, outcome)| is_redriven(outcome)).map(|(agent, _)| *agent).collect();
         mailboxes.sort_unstable();
         mailboxes.dedup();
         Ok(Some(RedriveStep {
             scope,
-            mailboxes: mailboxes.into_iter().map(AgentId::new).collect(),
+            mailboxes,
             redriven: redriven as u64,
             recorded,
             late_seconds: due.late_seconds.max(0.0),
@@ -435,8 +443,8 @@ impl Store {
 async fn redrive(
     tx: &mut Session,
     scope: WorkspaceScope,
-    agents: &[i64],
-    seqs: &[i64],
+    agents: &[AgentId],
+    seqs: &[Seq],
     (at, epoch): (DateTime<Utc>, Option<i64>),
 ) -> StoreResult<(Vec<RedriveOutcome>, Option<RecordedEvents>)> {
     let doing = "redriving dead letters";
@@ -467,12 +475,16 @@ async fn redrive(
         let nth = usize::try_from(row.ord - 1).unwrap_or(usize::MAX);
         let Some(outcome) = outcomes.get_mut(nth) else { continue };
         let redrive_no = row.redrive_no + 1;
-        *outcome = match (row.bar, row.new_seq) {
-            (0 | 1, Some(seq)) => RedriveOutcome::Redriven { seq, redrive_no, now: row.bar == 0 },
-            (2, _) => RedriveOutcome::Exhausted,
-            (3, _) => RedriveOutcome::AgentDeleted,
-            (4, _) => RedriveOutcome::MessageDropped,
-            _ => RedriveOutcome::MailboxFull,
+        let redriven = |now| {
+            let redriven = |seq| RedriveOutcome::Redriven { seq, redrive_no, now };
+            row.new_seq.map_or(RedriveOutcome::MailboxFull, redriven)
+        };
+        *outcome = match row.bar {
+            RedriveBar::Unbarred => redriven(true),
+            RedriveBar::AlreadyRedriven => redriven(false),
+            RedriveBar::Exhausted => RedriveOutcome::Exhausted,
+            RedriveBar::AgentDeleted => RedriveOutcome::AgentDeleted,
+            RedriveBar::MessageDropped => RedriveOutcome::MessageDropped,
         };
         if let RedriveOutcome::Redriven { seq, now: true, .. } = *outcome {
             let agent = row.agent_id;

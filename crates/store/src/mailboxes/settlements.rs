@@ -5,9 +5,9 @@ use const_format::formatcp;
 use relay_domain::{
     AgentId, DeliveryId, MessageId, WorkspaceScope,
     mailboxes::{
-        MessageLocation,
+        DeliveryReport, MessageLocation,
         dead_letter::DeadLetterReason,
-        delivery::{Settlement, SettlementRequest, SourceKind, apply_request, derive_state, extend_floor},
+        delivery::{Settlement, SourceKind, apply_request, derive_state, extend_floor},
     },
 };
 
@@ -27,33 +27,6 @@ use crate::{
     messages::reads::record_read,
     push::mailboxes,
 };
-
-/// Report of a recipient about one of its deliveries.
-#[derive(Debug, Clone)]
-pub enum DeliveryReport {
-    Ack,
-    Fail {
-        error: Option<String>,
-        /// `Some(true)`: the delivery is retried, in place on http_push and poll nodes and as a new delivery on ws nodes,
-        /// whose brokers drop ids that they have seen. `Some(false)`: it becomes a dead letter. `None`: the failure is
-        /// recorded only.
-        retryable: Option<bool>,
-    },
-    Defer {
-        available_at: DateTime<Utc>,
-        reason: Option<String>,
-    },
-}
-
-impl DeliveryReport {
-    const fn request(&self) -> SettlementRequest {
-        match self {
-            Self::Ack => SettlementRequest::Ack,
-            Self::Fail { .. } => SettlementRequest::Fail,
-            Self::Defer { .. } => SettlementRequest::Defer,
-        }
-    }
-}
 
 /// Change made by a report.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use const_format::{concatcp, formatcp};
 use relay_domain::{
     AgentId, ChannelId, ConversationId, MessageId, WorkspaceScope,
     channels::ChannelKind,
-    messages::ListedMessage,
+    messages::{ListedMessage, MessagePage},
     observers::{MessageFacts, ObserverFilters},
 };
 
@@ -21,14 +21,6 @@ use crate::{
     observers::filters,
     sizes::MESSAGE_BYTES,
 };
-
-/// A page of messages: ids strictly between `after` and `before`, at most `limit`.
-#[derive(Debug, Clone, Copy)]
-pub struct MessagePage {
-    pub before: Option<MessageId>,
-    pub after: Option<MessageId>,
-    pub limit: i64,
-}
 
 /// Message without its contents.
 #[derive(Debug, Clone, sqlx::FromRow)]

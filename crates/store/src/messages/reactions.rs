@@ -1,7 +1,9 @@
 //! Reactions to messages. An agent has at most one reaction per message and emoji. Called by the engine.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, MessageId, WorkspaceScope, messages::ReactionCount, names::MAX_DISTINCT_EMOJI};
+use relay_domain::{
+    AgentId, MessageId, ReactionId, WorkspaceScope, messages::ReactionCount, names::MAX_DISTINCT_EMOJI,
+};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -21,13 +23,13 @@ pub struct NewReaction<'a> {
     pub key: ReactionKey<'a>,
     /// The author of the message.
     pub author: AgentId,
-    pub id: i64,
+    pub id: ReactionId,
 }
 
 /// A stored reaction.
 #[derive(Debug, Clone, Copy, sqlx::FromRow)]
 pub struct Reaction {
-    pub reaction_id: i64,
+    pub reaction_id: ReactionId,
     pub created_at: DateTime<Utc>,
 }
 

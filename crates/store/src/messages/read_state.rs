@@ -4,9 +4,13 @@
 //! pointers of members within seconds ([`crate::messages::read_folding`]). These queries also read the
 //! deliveries that are not folded yet, so that their results are exact.
 
-use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceScope, names, observers::ObserverFilters};
+use relay_domain::{
+    ChannelId, MessageId, WorkspaceScope,
+    messages::{ReadPosition, Reader},
+    names,
+    observers::ObserverFilters,
+};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -39,24 +43,6 @@ pub(crate) const ACKED_IN_CHANNELS: &str = formatcp!(
 
 /// Limit of the readers counted for one message, and of the rows of each kind that the count reads.
 pub const MAX_COUNTED_READERS: i64 = 1000;
-
-/// An agent that has read a message.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct ReaderRow {
-    pub agent_id: AgentId,
-    pub agent_name: String,
-    /// The first time.
-    pub read_at: DateTime<Utc>,
-}
-
-/// Read position of a member in a channel.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct ReadPosition {
-    pub agent_name: String,
-    /// The newest message that the member has read.
-    pub last_read_id: Option<MessageId>,
-    pub last_read_at: Option<DateTime<Utc>>,
-}
 
 // Receipts, and acked deliveries that had not expired. The time of an ack is that of the first ack that covers the
 // delivery; an agent that has both counts once, with the earlier time.
@@ -116,7 +102,7 @@ SELECT a.name AS agent_name, greatest(cm.last_read_id, acked.read_id) AS last_re
 
 impl Store {
     /// Lists the readers of a message in the order of reading, each once; at most [`names::MAX_LISTED_MEMBERS`].
-    pub async fn readers(&self, scope: WorkspaceScope, message: MessageId) -> StoreResult<Vec<ReaderRow>> {
+    pub async fn readers(&self, scope: WorkspaceScope, message: MessageId) -> StoreResult<Vec<Reader>> {
         sqlx::query_as(READERS)
             .bind(scope.workspace_id())
             .bind(message)

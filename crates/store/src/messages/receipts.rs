@@ -2,10 +2,10 @@
 //! read. Reads implied by acks are derived from the ack floor instead and folded later.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, ChannelId, ConversationId, DeliveryId, MessageId, WorkspaceScope};
+use relay_domain::{AgentId, DeliveryId, MessageId, WorkspaceScope, mailboxes::DeliveryReport, messages::ReadLocation};
 
 use crate::{
-    DeliveryReport, Store, StoreError, StoreResult,
+    Store, StoreError, StoreResult,
     events::{self, Event, RecordedEvents},
     mailboxes::settlements,
     messages::{days::day_of_id, reads::record_read},
@@ -22,15 +22,6 @@ pub struct ReadReceipt {
     pub settled: bool,
     /// Empty unless this call was the first read.
     pub recorded: RecordedEvents,
-}
-
-/// Channel or conversation of a message.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct ReadLocation {
-    pub channel_id: ChannelId,
-    pub channel_name: String,
-    /// Public id of the conversation; `None` for a channel.
-    pub conversation_id: Option<ConversationId>,
 }
 
 impl Store {

@@ -2,25 +2,17 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, ChannelId, WebhookId, WorkspaceId, WorkspaceScope, access::token::TokenHash, names::WEBHOOK_AGENT,
+    AgentId, ChannelId, WebhookId, WorkspaceId, WorkspaceScope, access::token::TokenHash, messages::Webhook,
+    names::WEBHOOK_AGENT,
 };
 use sqlx::{FromRow as _, Row as _};
 
 use crate::{Store, StoreError, StoreResult, access::tokens::read_hash};
 
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct WebhookRow {
-    pub webhook_id: WebhookId,
-    pub name: String,
-    pub channel_id: ChannelId,
-    pub channel_name: String,
-    pub created_at: DateTime<Utc>,
-}
-
 /// Result of looking up a webhook's token.
 #[derive(Debug)]
 pub enum WebhookLookup {
-    Valid(WorkspaceId, WebhookRow),
+    Valid(WorkspaceId, Webhook),
     /// The token was valid until its workspace expired.
     WorkspaceExpired,
     /// The token is unknown, or its workspace or webhook is deleted.
@@ -84,7 +76,7 @@ impl Store {
     }
 
     /// Lists the webhooks of a workspace, oldest first.
-    pub async fn webhooks(&self, scope: WorkspaceScope, limit: i64) -> StoreResult<Vec<WebhookRow>> {
+    pub async fn webhooks(&self, scope: WorkspaceScope, limit: i64) -> StoreResult<Vec<Webhook>> {
         sqlx::query_as(
             "SELECT w.webhook_id, w.name, w.channel_id, c.name AS channel_name, w.created_at
                FROM webhooks w
@@ -137,7 +129,7 @@ impl Store {
             if row.try_get("workspace_expired")? {
                 return Ok(WebhookLookup::WorkspaceExpired);
             }
-            Ok(WebhookLookup::Valid(row.try_get("workspace_id")?, WebhookRow::from_row(&row)?))
+            Ok(WebhookLookup::Valid(row.try_get("workspace_id")?, Webhook::from_row(&row)?))
         };
         read().map_err(StoreError::from_sqlx(doing))
     }

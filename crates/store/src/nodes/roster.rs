@@ -6,7 +6,7 @@ use const_format::formatcp;
 use relay_domain::{
     AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
     agents::AgentStatus,
-    nodes::{Liveness, NODE_TTL, Node, NodeKind, NodeProvider, NodeRole},
+    nodes::{NODE_TTL, Node, NodeKind, NodeProvider, roster::NodeFilter},
 };
 use serde::Serialize;
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
@@ -67,26 +67,6 @@ impl FromRow<'_, PgRow> for NodeProviderRow {
             liveness: row.try_get::<bool, _>("live")?.into(),
         }))
     }
-}
-
-/// Filter and page of a node list.
-#[derive(Debug, Clone, Default)]
-pub struct NodeFilter {
-    pub name: Option<String>,
-    /// Only nodes with a capability of this name.
-    pub capability: Option<String>,
-    pub liveness: Option<Liveness>,
-    /// Only nodes that one of these agents is located on.
-    pub hosts: Option<Vec<AgentId>>,
-    /// Only nodes after this position; the node at the position need not exist.
-    pub after: Option<NodeListPosition>,
-    pub limit: i64,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeListPosition {
-    pub role: NodeRole,
-    pub name: String,
 }
 
 // The count reads the index `agents_by_node`.

@@ -9,6 +9,7 @@ use relay_domain::{
     ObserverTokenId, WorkspaceId, WorkspaceScope,
     access::token::{ChangeOrigin, TokenHash},
     events::kind,
+    observers::ObserverToken,
     snowflake::first_id_at,
 };
 use serde_json::Value;
@@ -22,30 +23,6 @@ use crate::{
     connections::{Session, Transaction},
     events::{self, RecordedEvents},
 };
-
-/// Stored observer token.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct ObserverTokenRow {
-    pub token_id: ObserverTokenId,
-    /// Unique among the active tokens of the workspace.
-    pub name: String,
-    pub description: Option<String>,
-    /// Texts, because a newer release may have stored scopes that this one does not know.
-    pub scopes: Vec<String>,
-    /// Not parsed, for the same reason.
-    pub filters: Value,
-    /// Number of rotations, from 1.
-    pub version: i64,
-    pub created_at: DateTime<Utc>,
-    /// Last change or rotation.
-    pub updated_at: Option<DateTime<Utc>>,
-    pub expires_at: Option<DateTime<Utc>>,
-    pub revoked_at: Option<DateTime<Utc>>,
-    /// Accurate to half a minute.
-    pub last_used_at: Option<DateTime<Utc>>,
-    /// End of the token or of its workspace, whichever is first.
-    pub effective_expiry: Option<DateTime<Utc>>,
-}
 
 /// Observer token to create.
 #[derive(Debug)]
@@ -83,7 +60,7 @@ pub struct ObserverTokenChange<'a> {
 /// Outcome of a creation.
 #[derive(Debug)]
 pub enum ObserverTokenCreation {
-    Created(Box<ObserverTokenRow>),
+    Created(Box<ObserverToken>),
     NameTaken,
     /// The quota of active tokens is used up.
     TooMany,
@@ -96,7 +73,7 @@ pub enum ObserverTokenCreation {
 /// Outcome of a change.
 #[derive(Debug)]
 pub enum ObserverTokenUpdate {
-    Changed(Box<ObserverTokenRow>),
+    Changed(Box<ObserverToken>),
     NameTaken,
     /// The token does not exist or is revoked.
     Missing,
@@ -141,7 +118,7 @@ impl Store {
         if let Some(refused) = check_limits(&mut tx, scope, limits, new.created_at).await? {
             return Ok(refused);
         }
-        let created = sqlx::query_as::<_, ObserverTokenRow>(formatcp!(
+        let created = sqlx::query_as::<_, ObserverToken>(formatcp!(
             "INSERT INTO observer_tokens AS t
                 (workspace_id, token_id, name, description, scopes, filters, expires_at, created_at, signed_until)
              SELECT $1, $2, $3, $4, $5, $6, $7, $8, least($7, w.expires_at, $9)
@@ -171,7 +148,7 @@ impl Store {
     }
 
     /// Returns the tokens of the workspace, active ones first, then newest first.
-    pub async fn observer_tokens(&self, scope: WorkspaceScope, limit: i64) -> StoreResult<Vec<ObserverTokenRow>> {
+    pub async fn observer_tokens(&self, scope: WorkspaceScope, limit: i64) -> StoreResult<Vec<ObserverToken>> {
         sqlx::query_as(formatcp!(
             "SELECT {COLUMNS} FROM observer_tokens t WHERE t.workspace_id = $1
               ORDER BY t.revoked_at IS NOT NULL, t.token_id DESC LIMIT $2"
@@ -188,7 +165,7 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         token: ObserverTokenId,
-    ) -> StoreResult<Option<ObserverTokenRow>> {
+    ) -> StoreResult<Option<ObserverToken>> {
         sqlx::query_as(formatcp!(
             "SELECT {COLUMNS} FROM observer_tokens t WHERE t.workspace_id = $1 AND t.token_id = $2"
         ))
@@ -214,7 +191,7 @@ impl Store {
         }
         // `signed_until` does not follow `expires_at`: strings that were signed before keep their own expiry, and pruning
         // must keep the override for as long as they verify.
-        let changed = sqlx::query_as::<_, ObserverTokenRow>(formatcp!(
+        let changed = sqlx::query_as::<_, ObserverToken>(formatcp!(
             "UPDATE observer_tokens t SET
                 name = coalesce($3, t.name),
                 description = CASE WHEN $4 THEN $5 ELSE t.description END,
@@ -257,13 +234,13 @@ impl Store {
         token: ObserverTokenId,
         at: DateTime<Utc>,
         signed_until: DateTime<Utc>,
-    ) -> StoreResult<Option<(ObserverTokenRow, ChangedToken)>> {
+    ) -> StoreResult<Option<(ObserverToken, ChangedToken)>> {
         let doing = "rotating an observer token";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         if !lock_workspace(&mut tx, scope).await? {
             return Ok(None);
         }
-        let row = sqlx::query_as::<_, ObserverTokenRow>(formatcp!(
+        let row = sqlx::query_as::<_, ObserverToken>(formatcp!(
             "UPDATE observer_tokens t SET version = t.version + 1, updated_at = $3,
                 signed_until = greatest(t.signed_until, least(t.expires_at, w.expires_at, $4))
                FROM workspaces w

@@ -5,9 +5,9 @@
 
 use std::collections::HashSet;
 
-use chrono::{DateTime, NaiveDate, Utc};
+use chrono::NaiveDate;
 use const_format::formatcp;
-use relay_domain::{AgentId, ChannelId, ConversationId, MessageId, WorkspaceScope};
+use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceScope, search::FoundMessage};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -58,26 +58,6 @@ pub struct SearchQuery<'a> {
     pub before: Option<MessageId>,
     /// Only messages newer than this one.
     pub after: Option<MessageId>,
-}
-
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct FoundMessage {
-    pub message_id: MessageId,
-    pub channel_id: ChannelId,
-    pub channel_name: String,
-    /// Public id of the conversation; `None` for a channel.
-    pub conversation_id: Option<ConversationId>,
-    pub agent_id: AgentId,
-    /// The author's name at that time.
-    pub agent_name: String,
-    /// Empty until it is read.
-    pub text: String,
-    pub created_at: DateTime<Utc>,
-    /// Root of the thread.
-    pub thread_id: Option<MessageId>,
-    /// Rank: a greater score is a better match.
-    #[sqlx(skip)]
-    pub score: f32,
 }
 
 /// A match and its score.
@@ -281,6 +261,7 @@ fn days(after: i64, before: Option<MessageId>) -> (NaiveDate, NaiveDate) {
 
 /// The latest day, which both Postgres and chrono can represent.
 fn last_day() -> NaiveDate {
+    // The date exists.
     NaiveDate::from_ymd_opt(9999, 12, 31).unwrap_or_default()
 }
 

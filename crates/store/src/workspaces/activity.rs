@@ -1,8 +1,10 @@
 //! Newest messages of a whole workspace, for dashboards. Called by the activity route.
 
-use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, ChannelId, ConversationId, JsonText, MessageId, WorkspaceScope};
+use relay_domain::{
+    MessageId, WorkspaceScope,
+    workspaces::activity::{ActivityFilter, ActivityMessage},
+};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -15,45 +17,6 @@ use crate::{
 /// would read every partition.
 const MAX_SCANNED: i64 = 20_000;
 
-/// Message anywhere in a workspace.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct ActivityRow {
-    pub message_id: MessageId,
-    pub channel_id: ChannelId,
-    pub channel_name: String,
-    /// `None` in a channel.
-    pub conversation_id: Option<ConversationId>,
-    pub agent_id: AgentId,
-    /// Name of the author when the message was written.
-    pub agent_name: String,
-    /// Root message of its thread.
-    pub thread_id: Option<MessageId>,
-    /// Empty until it is read.
-    pub text: String,
-    /// Free text set by the author.
-    pub content_type: Option<String>,
-    /// Object set by the author; empty until it is read.
-    #[sqlx(json)]
-    pub metadata: JsonText,
-    pub attachment_count: i32,
-    pub mention_count: i32,
-    /// `latency_ms` of `metadata`, if it is a number.
-    pub latency_ms: Option<f64>,
-    pub created_at: DateTime<Utc>,
-}
-
-/// Conditions on the listed messages.
-#[derive(Debug, Clone, Default)]
-pub struct ActivityFilter {
-    /// Exclusive upper bound.
-    pub before: Option<MessageId>,
-    pub agent: Option<AgentId>,
-    pub channel: Option<ChannelId>,
-    pub conversation: Option<ConversationId>,
-    /// True for conversations only, false for channels only.
-    pub direct: Option<bool>,
-}
-
 impl Store {
     /// Returns messages of a workspace without their contents, replies included, newest first, and upper bounds of the
     /// bytes of their contents. Filters apply to the newest 20 000 before
@@ -63,7 +26,7 @@ impl Store {
         scope: WorkspaceScope,
         filter: &ActivityFilter,
         limit: i64,
-    ) -> StoreResult<Vec<(ActivityRow, usize)>> {
+    ) -> StoreResult<Vec<(ActivityMessage, usize)>> {
         let last_day = filter.before.map(|before| day_of_id(before.get()));
         // The day bounds the partitions that the inner query opens; the id alone does not prune.
         let rows = sqlx::query(formatcp!(

@@ -5,13 +5,13 @@ use const_format::formatcp;
 use relay_domain::{
     ChannelId, WorkspaceId, WorkspaceScope,
     access::{
-        rights::{RightChanges, RightSettings},
+        rights::RightChanges,
         token::{ChangeOrigin, TokenHash},
     },
     events::kind,
     names,
     workspaces::{
-        metadata,
+        Workspace, metadata,
         plan::{Plan, Quota},
     },
 };
@@ -28,31 +28,6 @@ use crate::{
     observers::tokens,
     workspaces::quota_counts::is_within_quota,
 };
-
-/// Workspace that is neither deleted nor expired.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct WorkspaceRow {
-    pub workspace_id: WorkspaceId,
-    /// Not unique.
-    pub name: String,
-    pub plan: Plan,
-    /// Instructions for every agent of the workspace.
-    pub system_prompt: Option<String>,
-    /// Object kept for clients.
-    pub metadata: Value,
-    /// Origin as reported by the creator.
-    pub provenance: Option<Value>,
-    pub created_at: DateTime<Utc>,
-    pub expires_at: Option<DateTime<Utc>>,
-    pub delivery_ttl_seconds: i32,
-    /// Time for which the token before an agent's last rotation is accepted.
-    pub agent_token_grace_seconds: i32,
-    /// Workspace that answers for this one, if it was created with a workspace key.
-    pub created_by: Option<WorkspaceId>,
-    /// Rights of its agents that deviate from the defaults.
-    #[sqlx(json(nullable))]
-    pub policy: Option<RightSettings>,
-}
 
 /// Workspace to create, with its `general` channel.
 #[derive(Debug)]
@@ -179,7 +154,7 @@ impl Store {
     }
 
     /// Returns the workspace unless it is deleted or expired.
-    pub async fn workspace(&self, scope: WorkspaceScope) -> StoreResult<Option<WorkspaceRow>> {
+    pub async fn workspace(&self, scope: WorkspaceScope) -> StoreResult<Option<Workspace>> {
         let row = sqlx::query(formatcp!("SELECT {COLUMNS} FROM workspaces WHERE workspace_id = $1 AND {IS_ALIVE}"))
             .bind(scope.workspace_id())
             .fetch_optional(&self.pool)
@@ -201,7 +176,7 @@ impl Store {
 
     /// Returns the oldest workspace of that name that is neither deleted nor expired. Takes no scope because names are
     /// public.
-    pub async fn workspace_by_name(&self, name: &str) -> StoreResult<Option<WorkspaceRow>> {
+    pub async fn workspace_by_name(&self, name: &str) -> StoreResult<Option<Workspace>> {
         let row = sqlx::query(formatcp!(
             "SELECT {COLUMNS} FROM workspaces WHERE name = $1 AND {IS_ALIVE} ORDER BY workspace_id LIMIT 1"
         ))
@@ -219,7 +194,7 @@ impl Store {
         scope: WorkspaceScope,
         change: &WorkspaceChange<'_>,
         at: DateTime<Utc>,
-    ) -> StoreResult<Option<(WorkspaceRow, RecordedEvents)>> {
+    ) -> StoreResult<Option<(Workspace, RecordedEvents)>> {
         let doing = "updating a workspace";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let metadata = match change.metadata {

@@ -2,54 +2,12 @@
 
 use chrono::{DateTime, NaiveDate, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, WorkspaceScope};
+use relay_domain::{
+    WorkspaceScope,
+    workspaces::activity::{AuthorStats, WorkspaceCounts, WorkspaceStats},
+};
 
 use crate::{Store, StoreError, StoreResult, agents::presence::last_seen_at, codes::CHANNEL};
-
-/// Totals of a workspace over a range of days.
-#[derive(Debug, Clone, Default, sqlx::FromRow)]
-pub struct WorkspaceStats {
-    pub channel_messages: i64,
-    pub direct_messages: i64,
-    pub unique_agents: i64,
-    /// Mean of `latency_ms` in the metadata of messages; `None` without any.
-    pub avg_latency_ms: Option<f64>,
-    /// Maximum of `latency_ms`.
-    pub max_latency_ms: Option<f64>,
-    pub attachment_count: i64,
-    pub mention_count: i64,
-    /// Messages of the current day (UTC).
-    pub messages_today: i64,
-}
-
-/// Current row counts of a workspace.
-#[derive(Debug, Clone, Copy, sqlx::FromRow)]
-pub struct WorkspaceCounts {
-    /// Agents that are not deleted.
-    pub agents: i64,
-    pub online: i64,
-    /// Channels that are not archived.
-    pub channels: i64,
-    /// Messages indexed since the workspace was created.
-    pub messages: i64,
-}
-
-/// Totals of one author over a range of days.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct AuthorStats {
-    pub agent_id: AgentId,
-    pub agent_name: String,
-    pub channel_messages: i64,
-    pub direct_messages: i64,
-    /// Mean of `latency_ms` in the metadata of its messages; `None` without any.
-    pub avg_latency_ms: Option<f64>,
-    pub last_message_at: Option<DateTime<Utc>>,
-    /// Sum of `cost_usd` in the metadata of its messages; the token counts are summed likewise.
-    pub cost_usd: f64,
-    pub prompt_tokens: f64,
-    pub completion_tokens: f64,
-    pub total_tokens: f64,
-}
 
 impl Store {
     /// Returns the totals since a day (UTC).

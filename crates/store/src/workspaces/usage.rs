@@ -7,7 +7,10 @@
 
 use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
 use const_format::formatcp;
-use relay_domain::{WorkspaceId, WorkspaceScope, snowflake};
+use relay_domain::{
+    WorkspaceId, WorkspaceScope, snowflake,
+    workspaces::usage::{Granularity, UsageBucket},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -32,54 +35,6 @@ pub struct RollUpStep {
     pub more: bool,
     /// Age of the newest counted minute.
     pub behind: Option<TimeDelta>,
-}
-
-/// Length of a usage bucket; hours and days are those of UTC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Granularity {
-    Minute,
-    Hour,
-    Day,
-}
-
-impl Granularity {
-    /// Returns the name in requests, responses and `date_trunc`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Minute => "minute",
-            Self::Hour => "hour",
-            Self::Day => "day",
-        }
-    }
-
-    /// Returns the length of one bucket.
-    #[must_use]
-    pub const fn length(self) -> TimeDelta {
-        match self {
-            Self::Minute => TimeDelta::minutes(1),
-            Self::Hour => TimeDelta::hours(1),
-            Self::Day => TimeDelta::days(1),
-        }
-    }
-}
-
-/// Usage of one workspace in one time bucket. Empty buckets have no row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow, Serialize)]
-pub struct UsageRow {
-    /// Start of the bucket.
-    pub at: DateTime<Utc>,
-    pub messages: i64,
-    /// Deliveries of the messages, one per recipient.
-    pub deliveries: i64,
-    /// Deliveries below the ack floor: acknowledged over a socket or by push.
-    pub acked: i64,
-    /// Deliveries below the settled floor: settled by any means, and all older ones too.
-    pub settled: i64,
-    pub dead_letters: i64,
-    pub invocations: i64,
-    /// Attempts over http_push.
-    pub push_attempts: i64,
 }
 
 /// Progress of the rounds, stored in `loop_state`.
@@ -259,7 +214,7 @@ impl Store {
         since: DateTime<Utc>,
         until: DateTime<Utc>,
         granularity: Granularity,
-    ) -> StoreResult<(Vec<UsageRow>, Option<DateTime<Utc>>)> {
+    ) -> StoreResult<(Vec<UsageBucket>, Option<DateTime<Utc>>)> {
         let doing = "reading usage";
         let rows = sqlx::query_as(
             "SELECT date_trunc($4, minute, 'UTC') AS at, sum(messages)::bigint AS messages,

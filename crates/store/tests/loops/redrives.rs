@@ -1,5 +1,5 @@
 use chrono::TimeDelta;
-use relay_domain::{AgentId, mailboxes::dead_letter::DeadLetterReason};
+use relay_domain::{AgentId, RedriveId, mailboxes::dead_letter::DeadLetterReason};
 use relay_store::mailboxes::{
     dead_letters::DeadLetterFilter,
     expiry::ExpiryPass,
@@ -10,6 +10,7 @@ use crate::fixture::{Database, WORKSPACE};
 
 const ADA: i64 = 1;
 const BOB: i64 = 2;
+const REDRIVE: RedriveId = RedriveId::new(1);
 
 /// ada has two dead letters, seq 1 and 2, and one living delivery, seq 3.
 async fn with_letters() -> Database {
@@ -62,7 +63,10 @@ async fn a_redrive_by_filter_goes_on_where_it_stopped_and_ends() {
     let later = db.now + TimeDelta::seconds(1);
     let filter = DeadLetterFilter { agent: Some(ada), ..DeadLetterFilter::default() };
     assert_eq!(db.store.count_dead_letters(scope, &filter, true).await.unwrap(), [(DeadLetterReason::TtlExpired, 2)]);
-    db.store.begin_redrive(scope, &NewRedrive { id: 1, filter: &filter, rate: 4, matched: 2 }, later).await.unwrap();
+    db.store
+        .begin_redrive(scope, &NewRedrive { id: REDRIVE, filter: &filter, rate: 4, matched: 2 }, later)
+        .await
+        .unwrap();
     // At 4 a second, a quarter of a second is one letter. Several workers at once share the steps.
     let step = || db.store.redrive_step(TimeDelta::milliseconds(250), later);
     let (one, other) = tokio::join!(step(), step());
@@ -71,7 +75,7 @@ async fn a_redrive_by_filter_goes_on_where_it_stopped_and_ends() {
         db.run("UPDATE redrives SET next_at = now() WHERE next_at IS NOT NULL").await;
         step().await.unwrap();
     }
-    let through = db.store.redrive(scope, 1).await.unwrap().unwrap();
+    let through = db.store.redrive(scope, REDRIVE).await.unwrap().unwrap();
     assert_eq!((through.redriven, through.refused, through.finished_at.is_some()), (2, 0, true));
     assert_eq!(db.number("SELECT count(*) FROM deliveries WHERE redrive_no = 1").await, 2);
     assert_eq!(db.store.count_dead_letters(scope, &filter, true).await.unwrap(), []);
@@ -86,11 +90,14 @@ async fn letters_that_a_full_mailbox_refuses_are_sent_once_it_has_room() {
     db.run("UPDATE workspaces SET mailbox_depth = 1; UPDATE deliveries SET redrive_no = 3 WHERE seq = 2").await;
     let later = db.now + TimeDelta::seconds(1);
     let filter = DeadLetterFilter { agent: Some(ada), ..DeadLetterFilter::default() };
-    db.store.begin_redrive(scope, &NewRedrive { id: 1, filter: &filter, rate: 100, matched: 2 }, later).await.unwrap();
+    db.store
+        .begin_redrive(scope, &NewRedrive { id: REDRIVE, filter: &filter, rate: 100, matched: 2 }, later)
+        .await
+        .unwrap();
     let pass = async || {
         db.run("UPDATE redrives SET next_at = now() WHERE next_at IS NOT NULL").await;
         db.store.redrive_step(TimeDelta::milliseconds(250), later).await.unwrap();
-        let through = db.store.redrive(scope, 1).await.unwrap().unwrap();
+        let through = db.store.redrive(scope, REDRIVE).await.unwrap().unwrap();
         (through.redriven, through.refused, through.finished_at.is_some())
     };
     assert_eq!(pass().await, (0, 1, false));
@@ -109,11 +116,14 @@ async fn a_mailbox_that_stays_full_for_an_hour_refuses_its_letters() {
     db.run("UPDATE workspaces SET mailbox_depth = 1").await;
     let later = db.now + TimeDelta::seconds(1);
     let filter = DeadLetterFilter { agent: Some(ada), ..DeadLetterFilter::default() };
-    db.store.begin_redrive(scope, &NewRedrive { id: 1, filter: &filter, rate: 100, matched: 2 }, later).await.unwrap();
+    db.store
+        .begin_redrive(scope, &NewRedrive { id: REDRIVE, filter: &filter, rate: 100, matched: 2 }, later)
+        .await
+        .unwrap();
     for (age, redriven, refused, is_finished) in [(59, 0, 0, false), (61, 0, 2, true)] {
         db.run(&format!("UPDATE redrives SET next_at = now(), created_at = now() - interval '{age} minutes'")).await;
         db.store.redrive_step(TimeDelta::milliseconds(250), later).await.unwrap();
-        let through = db.store.redrive(scope, 1).await.unwrap().unwrap();
+        let through = db.store.redrive(scope, REDRIVE).await.unwrap().unwrap();
         assert_eq!((through.redriven, through.refused), (redriven, refused), "{age} minutes");
         assert_eq!(through.finished_at.is_some(), is_finished, "{age} minutes");
     }

@@ -1,6 +1,8 @@
 use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
-use relay_domain::{WorkspaceId, WorkspaceScope, snowflake};
-use relay_store::workspaces::usage::{Granularity, UsageRow};
+use relay_domain::{
+    WorkspaceId, WorkspaceScope, snowflake,
+    workspaces::usage::{Granularity, UsageBucket},
+};
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -40,14 +42,14 @@ async fn message(db: &Database, at: DateTime<Utc>, nth: i64) {
     .await;
 }
 
-async fn usage(db: &Database, granularity: Granularity) -> Vec<UsageRow> {
+async fn usage(db: &Database, granularity: Granularity) -> Vec<UsageBucket> {
     let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(WORKSPACE));
     let (since, until) = (db.now - TimeDelta::days(10), db.now + TimeDelta::days(10));
     db.store.usage(scope, since, until, granularity).await.unwrap().0
 }
 
-fn used(at: DateTime<Utc>, messages: i64, deliveries: i64, acked: i64) -> UsageRow {
-    UsageRow { at, messages, deliveries, acked, settled: acked, dead_letters: 0, invocations: 0, push_attempts: 0 }
+fn used(at: DateTime<Utc>, messages: i64, deliveries: i64, acked: i64) -> UsageBucket {
+    UsageBucket { at, messages, deliveries, acked, settled: acked, dead_letters: 0, invocations: 0, push_attempts: 0 }
 }
 
 #[tokio::test]
@@ -99,7 +101,7 @@ async fn rows_of_all_kinds_are_counted_in_their_minute() {
     ))
     .await;
     db.store.roll_up_usage(minute + TimeDelta::seconds(61), ALL).await.unwrap();
-    let expected = UsageRow { dead_letters: 2, invocations: 1, push_attempts: 3, ..used(minute, 0, 0, 0) };
+    let expected = UsageBucket { dead_letters: 2, invocations: 1, push_attempts: 3, ..used(minute, 0, 0, 0) };
     assert_eq!(usage(&db, Granularity::Minute).await, [expected]);
 }
 

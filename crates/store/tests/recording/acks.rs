@@ -1,6 +1,5 @@
-use relay_domain::{DeliveryId, NodeId, ProviderName};
+use relay_domain::{DeliveryId, NodeId, ProviderName, mailboxes::DeliveryReport};
 use relay_store::{
-    DeliveryReport,
     events::Event,
     mailboxes::cursors::{CursorMove, LockedCursors},
 };

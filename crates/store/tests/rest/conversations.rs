@@ -1,9 +1,10 @@
 use relay_domain::{
     AgentId, ChannelId, ConversationId, WorkspaceId,
     channels::{ChannelKind, direct_names},
+    messages::MessagePage,
     observers::ObserverFilters,
 };
-use relay_store::{IdempotencyKey, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome, events::Event};
+use relay_store::{IdempotencyKey, JoinOutcome, MemberKey, NewConversation, OpenOutcome, events::Event};
 use serde_json::json;
 
 use crate::fixture::{Database, WORKSPACE};

@@ -1,6 +1,9 @@
 use chrono::{TimeDelta, Utc};
-use relay_domain::{AgentId, DeliveryId, mailboxes::delivery::DeliveryState};
-use relay_store::{DeliveryReport, ReportOutcome, events::Event};
+use relay_domain::{
+    AgentId, DeliveryId,
+    mailboxes::{DeliveryReport, delivery::DeliveryState},
+};
+use relay_store::{ReportOutcome, events::Event};
 
 use crate::fixture::Database;
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::field::{Id, Timestamp};
+use crate::field::{Id, Timestamp, ToValue as _};
 
 /// Body of `POST /v1/actions`.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -207,9 +207,38 @@ pub struct CompleteBody {
     pub duration_ms: Option<f64>,
 }
 
-/// Output that is not an object, as callers receive it: typed clients accept objects only.
-#[derive(Debug, Serialize)]
-pub struct ScalarOutput<'a> {
-    /// The output.
-    pub value: &'a Value,
+/// Converts an output into the form that callers receive. Typed clients accept only an object or null, so any other
+/// value becomes `{"value": …}`.
+#[must_use]
+pub fn output_object(output: Option<&Value>) -> Option<Value> {
+    match output {
+        None | Some(Value::Null) => None,
+        Some(object @ Value::Object(_)) => Some(object.clone()),
+        Some(value) => Some(ScalarOutput { value }.to_value()),
+    }
+}
+
+#[derive(Serialize)]
+struct ScalarOutput<'a> {
+    value: &'a Value,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_output_is_shown_as_an_object_or_null() {
+        for (output, shown) in [
+            (None, None),
+            (Some(json!(null)), None),
+            (Some(json!({ "sum": 4 })), Some(json!({ "sum": 4 }))),
+            (Some(json!(4)), Some(json!({ "value": 4 }))),
+            (Some(json!([1, 2])), Some(json!({ "value": [1, 2] }))),
+        ] {
+            assert_eq!(output_object(output.as_ref()), shown, "{output:?}");
+        }
+    }
 }

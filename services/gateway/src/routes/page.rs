@@ -1,7 +1,7 @@
 //! Parsing of limits and cursors, for all list routes.
 
-use relay_domain::MessageId;
-use relay_engine::{MessagePage, messages::history};
+use relay_domain::{MessageId, messages::MessagePage};
+use relay_engine::messages::history;
 use relay_wire::messages::PageQuery;
 
 use crate::error::ApiError;

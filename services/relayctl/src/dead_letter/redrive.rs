@@ -60,7 +60,7 @@ pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     }
     bar.finish();
     let report = json!({
-        "redrive_id": now.redrive_id, "matched": now.matched, "redriven": now.redriven, "refused": now.refused,
+        "redrive_id": now.redrive_id.get(), "matched": now.matched, "redriven": now.redriven, "refused": now.refused,
         "rate": now.rate, "completed": now.finished_at.is_some(),
     });
     out.print_value(&report, |_| {

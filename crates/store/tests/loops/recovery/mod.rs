@@ -1,9 +1,10 @@
 mod epoch;
 mod repairers;
 
-use relay_domain::{DeliveryId, NodeId, ProviderName, PushWorkerId, push::attempt::RecordingPass};
+use relay_domain::{
+    DeliveryId, NodeId, ProviderName, PushWorkerId, mailboxes::DeliveryReport, push::attempt::RecordingPass,
+};
 use relay_store::{
-    DeliveryReport,
     mailboxes::{
         cursors::{CursorMove, LockedCursors},
         expiry::ExpiryPass,

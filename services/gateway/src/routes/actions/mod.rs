@@ -5,12 +5,13 @@ pub mod triggers;
 use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::DateTime;
-use relay_domain::InvocationId;
+use relay_domain::{
+    InvocationId,
+    actions::{Action, Invocation, PlacementRecord},
+};
 use relay_engine::{
     Engine, EngineError,
-    actions::{
-        ActionRow, CompletionRequest, InvocationReceipt, InvocationRow, InvokeAction, PlacementRecord, output_object,
-    },
+    actions::{CompletionRequest, InvocationReceipt, InvokeAction},
     error::Missing,
 };
 use relay_wire::{actions as wire, field::ToValue};
@@ -186,7 +187,7 @@ fn parse_invocation_id(text: &str) -> Result<InvocationId, ApiError> {
     text.parse().map_err(|_| EngineError::NotFound(Missing::Invocation).into())
 }
 
-fn to_action(row: ActionRow, client: OriginClient) -> wire::Action {
+fn to_action(row: Action, client: OriginClient) -> wire::Action {
     let no_agent = client.takes_no_null_handler().then(String::new);
     wire::Action {
         id: row.action_id,
@@ -223,7 +224,7 @@ pub(crate) fn to_invocation_ack(ack: InvocationReceipt) -> wire::InvocationAck {
     }
 }
 
-fn to_invocation(row: InvocationRow, explain: bool, client: OriginClient) -> wire::Invocation {
+fn to_invocation(row: Invocation, explain: bool, client: OriginClient) -> wire::Invocation {
     let placements = explain.then(|| row.placements.into_iter().map(to_placement_report).collect());
     wire::Invocation {
         invocation_id: row.invocation_id,
@@ -231,7 +232,7 @@ fn to_invocation(row: InvocationRow, explain: bool, client: OriginClient) -> wir
         caller_id: row.caller_id.map_or_else(|| "workspace".to_owned(), |id| id.to_string()),
         caller_name: row.caller_name,
         input: row.input,
-        output: if client.takes_output_as_object() { output_object(row.output.as_ref()) } else { row.output },
+        output: if client.takes_output_as_object() { wire::output_object(row.output.as_ref()) } else { row.output },
         status: row.status.as_str().to_owned(),
         error: row.error,
         duration_ms: row.duration_ms,

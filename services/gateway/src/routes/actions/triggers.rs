@@ -1,12 +1,11 @@
 //! Triggers: rules that invoke actions for matching messages.
 
 use axum::extract::State;
-use relay_domain::TriggerId;
-use relay_engine::{
-    Engine, EngineError,
-    actions::triggers::{NewTrigger, TriggerChange, TriggerRow},
-    error::Missing,
+use relay_domain::{
+    TriggerId,
+    actions::trigger::{Trigger, TriggerChange},
 };
+use relay_engine::{Engine, EngineError, actions::triggers::NewTrigger, error::Missing};
 use relay_wire::actions::trigger as wire;
 
 use crate::{
@@ -123,7 +122,7 @@ fn parse_trigger_id(text: &str) -> Result<TriggerId, ApiError> {
     text.parse().map_err(|_| EngineError::NotFound(Missing::Trigger).into())
 }
 
-fn to_trigger(row: TriggerRow, client: OriginClient) -> wire::Trigger {
+fn to_trigger(row: Trigger, client: OriginClient) -> wire::Trigger {
     let mention = row.mention.map(wire::MentionFilter::from).map(|mention| {
         let is_name = matches!(mention, wire::MentionFilter::Agent(_));
         if is_name && client.takes_mention_as_flag() { wire::MentionFilter::Any(true) } else { mention }

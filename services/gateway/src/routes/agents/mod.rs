@@ -7,17 +7,15 @@ use axum::extract::State;
 use chrono::{DateTime, Utc};
 use relay_domain::{
     WorkspaceScope,
-    agents::{self, AgentKind, AgentStatus},
+    agents::{self, AgentKind, AgentPresence, AgentStatus},
+    channels::Membership,
     mailboxes::Delivery,
     observers::ObserverScope,
 };
 use relay_engine::{
     Engine,
     access::callers::Credential,
-    agents::{
-        StatusRow,
-        lifecycle::{ChangeAgent, RegisterAgent, SPAWN_KEY_PREFIX},
-    },
+    agents::lifecycle::{ChangeAgent, RegisterAgent, SPAWN_KEY_PREFIX},
 };
 use relay_wire::agents as wire;
 use serde_json::Value;
@@ -117,7 +115,7 @@ pub async fn presence(
     Caller(caller): Caller,
 ) -> Result<Reply<Vec<wire::Presence>>, ApiError> {
     let agents = engine.agents().statuses(caller.scope()).await?;
-    let presence = |agent: StatusRow| wire::Presence {
+    let presence = |agent: AgentPresence| wire::Presence {
         agent_id: agent.agent_id,
         status: agent.status.presence(),
         agent_name: agent.name,
@@ -258,7 +256,7 @@ async fn build_details(
     let (scope, view) = (caller.scope(), caller.view());
     let mut channels = engine.channels().of_agent(scope, agent.id).await?;
     channels.retain(|membership| view.sees_channel(membership.channel_id, &membership.name));
-    let channel = |membership: relay_engine::channels::lifecycle::Membership| wire::AgentChannel {
+    let channel = |membership: Membership| wire::AgentChannel {
         id: membership.channel_id,
         name: membership.name,
         role: membership.role.as_str().to_owned(),

@@ -1,13 +1,13 @@
 //! Direct-message conversations: listing, reading, groups and participants. `messages::posting` posts to them.
 
 use axum::{extract::State, http::StatusCode};
-use relay_domain::channels::{ChannelKind, MAX_CONVERSATION_LIMIT, MAX_LISTED_CONVERSATIONS, client_channel_id};
+use relay_domain::channels::{
+    ChannelKind, ListedConversation, MAX_CONVERSATION_LIMIT, MAX_LISTED_CONVERSATIONS, WorkspaceConversation,
+    client_channel_id,
+};
 use relay_engine::{
     Engine,
-    channels::{
-        all_conversations::{ALL_CONVERSATIONS_PAGE, WorkspaceConversation},
-        conversations::{CreatedGroup, ListedConversation},
-    },
+    channels::{all_conversations::ALL_CONVERSATIONS_PAGE, conversations::CreatedGroup},
 };
 use relay_wire::{
     channels::conversation as wire,

@@ -3,12 +3,11 @@
 pub mod conversations;
 
 use axum::{extract::State, http::StatusCode};
-use relay_domain::{WorkspaceScope, channels::ChannelKind};
-use relay_engine::{
-    Engine,
-    access::callers::AgentCaller,
-    channels::lifecycle::{ChannelRow, MemberRow},
+use relay_domain::{
+    WorkspaceScope,
+    channels::{Channel, ChannelKind, Member},
 };
+use relay_engine::{Engine, access::callers::AgentCaller};
 use relay_wire::channels as wire;
 
 use crate::{
@@ -295,7 +294,7 @@ async fn set_muted(
     Ok(Reply::ok(wire::Muted { channel, agent_id: caller.agent_id, muted }))
 }
 
-fn to_channel(scope: WorkspaceScope, row: ChannelRow) -> wire::Channel {
+fn to_channel(scope: WorkspaceScope, row: Channel) -> wire::Channel {
     wire::Channel {
         id: row.channel_id,
         workspace_id: scope.workspace_id(),
@@ -310,7 +309,7 @@ fn to_channel(scope: WorkspaceScope, row: ChannelRow) -> wire::Channel {
     }
 }
 
-fn to_member(row: MemberRow) -> wire::Member {
+fn to_member(row: Member) -> wire::Member {
     wire::Member {
         agent_id: row.agent_id,
         agent_name: row.agent_name,

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use axum::extract::State;
 use chrono::{DateTime, TimeDelta, Utc};
-use relay_domain::{DeliveryId, MessageId};
+use relay_domain::{
+    DeliveryId, RedriveId,
+    mailboxes::dead_letter::{DeadLetter, Redrive},
+};
 use relay_engine::{
     Engine, EngineError,
     error::Missing,
-    mailboxes::dead_letters::{DeadLetterCount, DeadLetterQuery, DeadLetterRow, PAGE, RedriveRow},
+    mailboxes::dead_letters::{DeadLetterCount, DeadLetterQuery, PAGE},
 };
 use relay_wire::mailboxes::dead_letter as wire;
 
@@ -129,7 +132,7 @@ pub async fn progress(
     caller: WorkspaceKey,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Redrive>, ApiError> {
-    let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Redrive))?;
+    let id: RedriveId = id.parse().map_err(|_| EngineError::NotFound(Missing::Redrive))?;
     Ok(Reply::ok(to_redrive(engine.mailboxes().redrive(caller.scope, id).await?)))
 }
 
@@ -199,7 +202,7 @@ fn split_count(count: DeadLetterCount) -> (i64, BTreeMap<String, i64>) {
     (count.total, count.by_reason.into_iter().map(|(reason, count)| (reason.as_str().to_owned(), count)).collect())
 }
 
-fn to_redrive(row: RedriveRow) -> wire::Redrive {
+fn to_redrive(row: Redrive) -> wire::Redrive {
     wire::Redrive {
         redrive_id: row.redrive_id.to_string(),
         status: if row.finished_at.is_some() { "finished" } else { "running" },
@@ -212,7 +215,7 @@ fn to_redrive(row: RedriveRow) -> wire::Redrive {
     }
 }
 
-fn to_dead_letter(row: DeadLetterRow) -> wire::DeadLetter {
+fn to_dead_letter(row: DeadLetter) -> wire::DeadLetter {
     let id = row.delivery_id();
     let next = DeliveryId { redrive_no: row.redrive_no + 1, ..id };
     wire::DeadLetter {

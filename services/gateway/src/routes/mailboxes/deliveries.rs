@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use axum::extract::State;
-use relay_domain::mailboxes::{Delivery, delivery::DeliveryState};
+use relay_domain::{
+    mailboxes::{Delivery, DeliveryReport, delivery::DeliveryState},
+    push::attempt::DeliveryAttempt,
+};
 use relay_engine::{
     Engine,
-    mailboxes::{
-        claims,
-        deliveries::{self, DeliveryReport},
-    },
+    mailboxes::{claims, deliveries},
 };
 use relay_wire::mailboxes::delivery as wire;
 
@@ -200,10 +200,10 @@ fn to_delivery(delivery: Delivery) -> wire::Delivery {
     }
 }
 
-fn to_attempt(row: deliveries::AttemptRow) -> wire::DeliveryAttempt {
+fn to_attempt(row: DeliveryAttempt) -> wire::DeliveryAttempt {
     wire::DeliveryAttempt {
         id: row.attempt_id.to_string(),
-        node_id: row.node_id,
+        node_id: row.node_id.to_string(),
         attempted_at: row.attempted_at.into(),
         latency_ms: row.latency_ms,
         status: row.status,

@@ -1,10 +1,8 @@
 //! Inbox of an agent, reactions, and read positions.
 
 use axum::extract::State;
-use relay_engine::{
-    Engine,
-    mailboxes::inbox::{INBOX_PAGE, UnreadChannel},
-};
+use relay_domain::mailboxes::inbox::UnreadChannel;
+use relay_engine::{Engine, mailboxes::inbox::INBOX_PAGE};
 use relay_wire::{mailboxes::inbox as wire, messages::ReactionGroup};
 
 use crate::{
@@ -77,7 +75,7 @@ fn to_unread_conversation(place: UnreadChannel, client: OriginClient) -> Option<
         wire::ShownUnread::Message(wire::UnreadMessage { id: id.to_string(), text, created_at })
     });
     Some(wire::UnreadConversation {
-        conversation_id: place.conversation_id?,
+        conversation_id: place.conversation_id?.to_string(),
         from: place.newest_from.unwrap_or_default(),
         unread_count: place.unread_count,
         last_message,

@@ -6,11 +6,8 @@ pub mod inbox;
 pub mod insight;
 
 use axum::extract::State;
-use relay_domain::AgentId;
-use relay_engine::{
-    Engine,
-    mailboxes::positions::{self, MailboxRow},
-};
+use relay_domain::{AgentId, mailboxes::Mailbox};
+use relay_engine::{Engine, mailboxes::positions};
 use relay_wire::mailboxes as wire;
 
 use crate::{
@@ -45,7 +42,7 @@ pub async fn list(
     Ok(Reply::ok(rows.into_iter().map(to_mailbox).collect()))
 }
 
-fn to_mailbox(row: MailboxRow) -> wire::Mailbox {
+fn to_mailbox(row: Mailbox) -> wire::Mailbox {
     wire::Mailbox {
         agent_id: row.agent_id.to_string(),
         agent_name: row.agent_name,

@@ -1,12 +1,8 @@
 //! Inbound webhooks: administration, and the URL that external systems call.
 
 use axum::extract::State;
-use relay_domain::{JsonText, WorkspaceScope};
-use relay_engine::{
-    Engine, EngineError,
-    error::Missing,
-    messages::webhooks::{WebhookCall, WebhookRow},
-};
+use relay_domain::{JsonText, WorkspaceScope, messages::Webhook};
+use relay_engine::{Engine, EngineError, error::Missing, messages::webhooks::WebhookCall};
 use relay_wire::messages::webhook as wire;
 use serde_json::Value;
 
@@ -107,7 +103,7 @@ fn to_hook_call(body: wire::HookBody) -> WebhookCall {
     }
 }
 
-fn to_webhook(scope: WorkspaceScope, row: WebhookRow) -> wire::Webhook {
+fn to_webhook(scope: WorkspaceScope, row: Webhook) -> wire::Webhook {
     wire::Webhook {
         id: row.webhook_id,
         webhook_id: row.webhook_id,

@@ -3,13 +3,12 @@
 use axum::{extract::State, http::HeaderMap};
 use relay_domain::{
     access::token::TokenKind,
-    nodes::{LISTED_NODES, Liveness, NodeProvider, NodeRole, RosterNode},
+    nodes::{
+        LISTED_NODES, Liveness, NodeProvider, NodeRole, RosterNode,
+        roster::{NodeFilter, NodeListPosition},
+    },
 };
-use relay_engine::{
-    Engine,
-    agents::bindings,
-    nodes::roster::{NodeFilter, NodeListPosition, NodeTokenRequest},
-};
+use relay_engine::{Engine, agents::bindings, nodes::roster::NodeTokenRequest};
 use relay_wire::nodes as wire;
 
 use crate::{

@@ -1,9 +1,9 @@
 //! Observer tokens: administration with the workspace key.
 
 use axum::extract::State;
-use relay_domain::observers::ObserverFilters;
+use relay_domain::observers::{ObserverFilters, ObserverToken};
 use relay_engine::{
-    Engine, ObserverTokenRow,
+    Engine,
     observers::{NewObserver, ObserverChange},
 };
 use relay_wire::observers as wire;
@@ -137,7 +137,7 @@ fn parse_filters(filters: Option<Map<String, Value>>) -> Result<ObserverFilters,
         .map_err(|error| ApiError::invalid_request(format!("Invalid filters: {error}")))
 }
 
-fn to_observer_token(row: ObserverTokenRow, text: Option<String>) -> wire::ObserverToken {
+fn to_observer_token(row: ObserverToken, text: Option<String>) -> wire::ObserverToken {
     wire::ObserverToken {
         id: row.token_id,
         name: row.name,

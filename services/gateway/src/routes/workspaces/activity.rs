@@ -1,13 +1,19 @@
 //! Search, activity and statistics of a workspace.
 
 use axum::extract::State;
-use relay_domain::{ConversationId, channels::client_channel_id, messages::client_metadata};
+use relay_domain::{
+    ConversationId,
+    channels::client_channel_id,
+    messages::client_metadata,
+    search::FoundMessage,
+    workspaces::activity::{ActivityFilter, ActivityMessage, AuthorStats},
+};
 use relay_engine::{
     Engine,
-    search::queries::{FoundMessage, MessageSearch, SEARCH_PAGE},
-    workspaces::Workspaces,
-    workspaces::activity::{
-        ACTIVITY_PAGE, ActivityFilter, ActivityRow, AuthorStats, CONSOLE_AGENTS_PAGE, CONSOLE_PAGE,
+    search::queries::{MessageSearch, SEARCH_PAGE},
+    workspaces::{
+        Workspaces,
+        activity::{ACTIVITY_PAGE, CONSOLE_AGENTS_PAGE, CONSOLE_PAGE},
     },
 };
 use relay_wire::workspaces::activity as wire;
@@ -82,7 +88,7 @@ pub async fn activity(
 ) -> Result<ListReply<wire::ActivityItem>, ApiError> {
     let limit = page::parse_limit(query.limit.as_deref(), ACTIVITY_PAGE)?;
     let rows = engine.workspaces().activity(&caller, &Default::default(), limit).await?;
-    let shown = |row: ActivityRow| {
+    let shown = |row: ActivityMessage| {
         let in_channel = row.conversation_id.is_none();
         wire::ActivityItem {
             kind: if in_channel { "message" } else { "dm" },
@@ -129,7 +135,7 @@ pub async fn console_messages(
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]
-fn console_message(row: ActivityRow) -> wire::ConsoleMessage {
+fn console_message(row: ActivityMessage) -> wire::ConsoleMessage {
     let direct = row.conversation_id.is_some();
     wire::ConsoleMessage {
         id: row.message_id.to_string(),

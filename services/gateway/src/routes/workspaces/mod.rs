@@ -5,12 +5,12 @@ pub mod operator;
 pub mod usage;
 
 use axum::{extract::State, http::StatusCode};
-use relay_domain::WorkspaceId;
+use relay_domain::{WorkspaceId, workspaces::Workspace};
 use relay_engine::{
     Engine, EngineError,
     access::callers::Credential,
     error::Missing,
-    workspaces::lifecycle::{CreateWorkspace, WorkspaceChange, WorkspaceRow},
+    workspaces::lifecycle::{CreateWorkspace, WorkspaceChange},
 };
 use relay_wire::{field::ToValue as _, workspaces as wire};
 
@@ -157,7 +157,7 @@ pub async fn delete_by_id(
     Ok(NoContent)
 }
 
-fn to_workspace(row: WorkspaceRow) -> wire::Workspace {
+fn to_workspace(row: Workspace) -> wire::Workspace {
     wire::Workspace {
         id: row.workspace_id,
         name: row.name,

@@ -1,10 +1,8 @@
 //! Usage of a workspace, for its tenant.
 
 use axum::extract::State;
-use relay_engine::{
-    Engine,
-    workspaces::usage::{Granularity, UsageQuery, UsageRow},
-};
+use relay_domain::workspaces::usage::{Granularity, UsageBucket};
+use relay_engine::{Engine, workspaces::usage::UsageQuery};
 use relay_wire::workspaces::usage as wire;
 
 use crate::{
@@ -51,7 +49,7 @@ pub async fn usage(
     }))
 }
 
-fn to_usage_bucket(usage: UsageRow) -> wire::UsageBucket {
+fn to_usage_bucket(usage: UsageBucket) -> wire::UsageBucket {
     wire::UsageBucket {
         at: usage.at.into(),
         messages: usage.messages,

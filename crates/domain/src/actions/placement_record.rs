@@ -1,11 +1,9 @@
 //! Stored explanation of placements, in the JSON form of `invocations.placements`. Written with each placement, read for
 //! callers that ask for it.
 
-use relay_domain::{NodeId, ProviderName};
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of skipped nodes in a record; further ones are only counted, which bounds the row.
-pub(crate) const NAMED_SKIPS: usize = 50;
+use crate::{NodeId, ProviderName};
 
 /// Decision of one placement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -45,6 +43,6 @@ pub struct SkippedNode {
     pub node_id: NodeId,
     /// Name of the node.
     pub node: Option<String>,
-    /// Name of a [`SkipReason`](relay_domain::nodes::placement::SkipReason).
+    /// Name of a [`SkipReason`](crate::nodes::placement::SkipReason).
     pub reason: String,
 }
