@@ -15,6 +15,7 @@ pub mod inbox;
 pub mod insight;
 pub(crate) mod locked_cursor;
 pub(crate) mod positions;
+mod redrive_batch;
 pub mod redrives;
 pub mod replay;
 pub(crate) mod retries;
