@@ -50,7 +50,6 @@ pub use agents::respawn::RespawnOutcome;
 pub use channels::conversations::{NewConversation, OpenOutcome};
 pub use channels::lifecycle::{ChannelCreation, ChannelUpdate, NewChannel};
 pub use channels::members::{JoinOutcome, MemberKey};
-pub use connections::shares as connection_shares;
 pub use error::{StoreError, StoreResult};
 pub use files::objects::FileObject;
 pub use mailboxes::delivery_events::delivered_event;

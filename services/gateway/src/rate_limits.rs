@@ -12,10 +12,7 @@ use axum::{
     response::Response,
 };
 use relay_domain::{WorkspaceScope, workspaces::rate_limit::RouteClass};
-use relay_engine::access::{
-    connection_shares,
-    limits::{Admission, RateLimitStatus, RateLimitSubject, RateLimits},
-};
+use relay_engine::access::limits::{Admission, RateLimitStatus, RateLimitSubject, RateLimits};
 
 use crate::{
     connections::{ClientAddress, HeldPlaces},
@@ -84,7 +81,6 @@ pub(crate) async fn charge_request(
     holder: RateLimitSubject,
 ) -> Result<(), ApiError> {
     let family = state.engine.workspaces().family(scope).await;
-    connection_shares::count_for(family);
     HeldPlaces::take_request(parts, state, (family, scope), holder.clone())?;
     let class = if matches!(holder, RateLimitSubject::Observer(_)) { RouteClass::Observer } else { route_class(parts) };
     apply_admission(parts, state.engine.rate_limits().admit(scope, holder, class).await)

@@ -127,9 +127,13 @@ async fn a_question_is_answered_only_where_the_operator_allows_it() -> Result<()
     let answered = scene.broker.call("POST", "/api/input/gated", Some(json!({ "data": "y\r" }))).await?;
     assert_eq!(answered.status, 200, "{}", answered.body);
     assert_eq!(programs.verdict("gated").await?["verification"], "echo");
-    let metrics = scene.broker.call("GET", "/metrics", None).await?.body.to_string();
-    assert!(metrics.contains("relay_node_ack_wait_seconds"), "{metrics}");
-    Ok(())
+    // The ack follows the verdict.
+    wait::until_ok("the wait for the ack", SOON, || async {
+        let metrics = scene.broker.call("GET", "/metrics", None).await?.body.to_string();
+        ensure!(metrics.contains("relay_node_ack_wait_seconds"), "{metrics}");
+        anyhow::Ok(())
+    })
+    .await
 }
 
 #[tokio::test]

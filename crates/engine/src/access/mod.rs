@@ -11,5 +11,3 @@ pub(crate) mod refusals;
 pub(crate) mod rights;
 pub mod secrets;
 pub(crate) mod tokens;
-
-pub use relay_store::connection_shares;

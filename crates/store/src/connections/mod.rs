@@ -10,7 +10,6 @@
 
 mod opening;
 mod session;
-pub mod shares;
 
 use std::{
     ops::{Deref, DerefMut},
@@ -30,15 +29,11 @@ use sqlx::{
     postgres::{PgQueryResult, PgRow, PgStatement, PgTypeInfo},
 };
 use tokio::{
-    sync::OwnedSemaphorePermit,
     task::JoinSet,
     time::{Instant, timeout},
 };
 
-use self::{
-    opening::{Begin, is_other_epoch},
-    shares::Shares,
-};
+use self::opening::{Begin, is_other_epoch};
 pub(crate) use self::{
     opening::{Opening, SETTINGS},
     session::Session,
@@ -64,7 +59,6 @@ const ROWS_AHEAD: usize = 16;
 pub(crate) struct ConnectionPool {
     driver: PgPool,
     kept: Arc<Mutex<Kept>>,
-    shares: Arc<Shares>,
     /// Time that Postgres gives each statement. `None`: as long as it needs; then no connection is kept.
     statement_limit: Option<Duration>,
     opening: Opening,
@@ -98,8 +92,7 @@ struct KeptConnection {
 
 impl ConnectionPool {
     pub(crate) fn new(driver: PgPool, statement_limit: Option<Duration>, opening: Opening) -> Self {
-        let shares = Arc::new(Shares::new(driver.options().get_max_connections()));
-        Self { driver, kept: Arc::default(), shares, statement_limit, opening }
+        Self { driver, kept: Arc::default(), statement_limit, opening }
     }
 
     /// Returns the driver's pool, for its options and counts.
@@ -122,7 +115,7 @@ impl ConnectionPool {
 
     /// Takes a connection for one statement, which is a transaction of its own. Only [`Lease::finish`] completes it.
     pub(crate) async fn for_statement(&self) -> sqlx::Result<Lease> {
-        if self.opening.is_pooled() { self.open().await } else { self.acquire_share().await }
+        if self.opening.is_pooled() { self.open().await } else { self.acquire().await }
     }
 
     /// Begins a transaction. BEGIN tests the connection.
@@ -132,17 +125,15 @@ impl ConnectionPool {
 
     async fn open(&self) -> sqlx::Result<Lease> {
         let begin = self.opening.begin();
-        let mut lease = self.acquire_share().await?;
+        let mut lease = self.acquire().await?;
         lease.opened(&begin);
         match timeout(TEST_TIMEOUT, begin.send(&mut lease)).await {
             Ok(Ok(())) => return Ok(lease),
             Ok(Err(error)) if is_other_epoch(&error) => return Err(error),
             Ok(Err(_)) | Err(_) => lease.close(),
         }
-        let share = lease.share.take();
         let mut lease = self.acquire_from_driver().await?;
         lease.opened(&begin);
-        lease.share = share;
         let sent = timeout(TEST_TIMEOUT, begin.send(&mut lease)).await;
         if sent.is_err() {
             lease.close();
@@ -191,7 +182,7 @@ impl ConnectionPool {
     }
 
     fn lease(&self, session: Session, taken_at: Instant) -> Lease {
-        Lease { session: Some(session), is_open: false, epoch: None, taken_at, pool: self.clone(), share: None }
+        Lease { session: Some(session), is_open: false, epoch: None, taken_at, pool: self.clone() }
     }
 
     fn keep(&self, session: Session, taken_at: Instant) {
@@ -242,8 +233,6 @@ pub(crate) struct Lease {
     epoch: Option<i64>,
     taken_at: Instant,
     pool: ConnectionPool,
-    /// Its part of the family's share.
-    share: Option<OwnedSemaphorePermit>,
 }
 
 impl Lease {

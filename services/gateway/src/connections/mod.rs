@@ -29,7 +29,7 @@ pub use limits::ConnectionLimits;
 use relay_domain::{
     WorkspaceScope, access::client_network::client_network, metric_names as name, workspaces::family::FamilyId,
 };
-use relay_engine::access::{connection_shares, limits::RateLimitSubject};
+use relay_engine::access::limits::RateLimitSubject;
 use relay_runtime::server::GuardedBody;
 use relay_tasks::byte_budget::ByteLease;
 pub use seats::{CallerSeat, CallerSeats, Limit};
@@ -243,7 +243,7 @@ where
     let bodies = state.connections.bodies.clone();
     let held = HeldPlaces(Arc::new(Places { address, bodies, caller: OnceLock::new(), body: OnceLock::new() }));
     request.extensions_mut().insert(held.clone());
-    let response = connection_shares::serve_caller(serve(request)).await;
+    let response = serve(request).await;
     if held.0.address.is_some() { response.map(|body| GuardedBody::wrap(body, held)) } else { response }
 }
 

@@ -16,7 +16,7 @@ use relay_domain::{
 };
 use relay_engine::{
     EngineError,
-    access::{callers::Credential, connection_shares, limits::RateLimitSubject},
+    access::{callers::Credential, limits::RateLimitSubject},
     error::BadCredential,
 };
 use relay_runtime::server::ReadGate;
@@ -90,7 +90,6 @@ pub(crate) async fn upgrade(
         Err(error) => return Err(error.into()),
     };
     let family = state.engine.workspaces().family(node.scope).await;
-    connection_shares::count_for(family);
     if state.engine.suspensions().is_suspended_or_drained(node.scope, &node.node_id) {
         return Err(ApiError::unavailable("node_drained", "The node is drained"));
     }
@@ -115,11 +114,7 @@ pub(crate) async fn upgrade(
         .write_buffer_size(SOCKET_BUFFER);
     Ok(socket.on_upgrade(move |socket| async move {
         let peer = connection::Peer { node, token: hash, is_direct: direct, gate };
-        let served = async {
-            connection_shares::count_for(family);
-            connection::serve_socket(socket, state, family, peer).await;
-        };
-        connection_shares::serve_caller(served).await;
+        connection::serve_socket(socket, state, family, peer).await;
         drop((seat, client));
     }))
 }
