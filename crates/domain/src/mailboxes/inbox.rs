@@ -15,7 +15,7 @@ pub struct UnreadChannel {
     pub conversation_id: Option<ConversationId>,
     /// Last-read pointer: id of the newest message read.
     pub read_id: MessageId,
-    /// Messages of others above it, at most [`MAX_UNREAD`].
+    /// Messages of others above it, at most [`MAX_UNREAD`](crate::channels::MAX_UNREAD).
     pub unread_count: i64,
     /// The newest unread message of others; the fields below are its own.
     pub newest_id: Option<MessageId>,
