@@ -107,7 +107,7 @@ impl Schemas {
         self.run(family, checked).await
     }
 
-    /// Runs work on the blocking pool, in a place of the workspace and in one of this process. Both stay taken until
+    /// Runs work on the blocking pool, in a place of the family and in one of this process. Both stay taken until
     /// the work ends, also when its caller no longer waits.
     async fn run<T: Send + 'static>(
         &self,

@@ -1,7 +1,8 @@
 //! Patterns of triggers: compiled once, and matched at a bounded cost.
 //!
-//! Tenants write them, so they are matched on the blocking pool: for one family of workspaces at a time and for a short turn, after
-//! which others have theirs. A message whose patterns take too long is matched against the first of them only.
+//! Tenants write them, so they are matched on the blocking pool: for one family of workspaces at a time and for a short
+//! turn, after which others have theirs. A message whose patterns take too long is matched against the first of them
+//! only.
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 

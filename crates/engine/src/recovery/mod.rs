@@ -68,7 +68,7 @@ pub(crate) struct RecoveryState {
     log_recreated: Notify,
     /// The recreated log has not been filled yet.
     must_rebuild: AtomicBool,
-    /// What this process sent before the last recovery has not been compared yet.
+    /// Deliveries that this process sent before the last recovery have not been compared yet.
     must_raise_heads: AtomicBool,
     sent_positions: SentPositions,
 }

@@ -28,7 +28,7 @@ pub(super) enum BodyOwner {
 #[derive(Debug, Clone)]
 pub(crate) struct RequestBodies {
     texts: ByteBudget<BodyOwner>,
-    /// What frames take once they are parsed. It is reserved with their text held, hence apart from the texts.
+    /// Memory of frames once they are parsed. It is reserved while their text is held, and so apart from the texts.
     values: ByteBudget<FamilyId>,
 }
 

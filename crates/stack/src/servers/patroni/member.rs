@@ -119,8 +119,8 @@ impl Member {
 
     /// Kills Postgres.
     ///
-    /// The postmaster with its backends: one that waits for a standby gives up when the postmaster is gone, and what it has committed is
-    /// visible for a moment although no standby has it.
+    /// The backends end with the postmaster. A backend that waits for a standby would otherwise give up, and its commit
+    /// would be visible for a moment although no standby has it.
     pub(super) fn kill9_postgres(&self) -> Result<()> {
         let pid = self.postmaster().context("Postgres does not run")?;
         os::kill9_with_children(pid)?;
