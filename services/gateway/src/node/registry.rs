@@ -280,7 +280,7 @@ impl Registry {
                 Ok(held) => {
                     let broken = !std::mem::take(&mut first) && (held.is_some() || !self.is_trusted());
                     if let (true, Some(held)) = (broken, held) {
-                        self.close_lost_connections(asked_at, &held);
+                        self.close_lost_connections(engine, asked_at, &held).await;
                     }
                     if broken {
                         self.compare_all_mailboxes(engine).await;
@@ -296,9 +296,32 @@ impl Registry {
         }
     }
 
-    /// Closes connections whose provider was taken over while the lease was broken. Connections that registered after
-    /// `asked` may be missing from `held`.
-    pub(super) fn close_lost_connections(&self, asked: Instant, held: &[ConnectedProvider]) {
+    /// Closes connections that hold their provider no longer: another connection took it over, or their token was revoked
+    /// and the node is deleted. Connections that registered after `asked` may be missing from `held`.
+    pub(super) async fn close_lost_connections(&self, engine: &Engine, asked: Instant, held: &[ConnectedProvider]) {
+        let lost = self.lost_connections(asked, held);
+        if lost.is_empty() {
+            return;
+        }
+        let tokens: Vec<TokenHash> = lost.iter().map(|(token, _)| *token).collect();
+        let revoked = match engine.access().revoked_tokens(&tokens).await {
+            Ok(revoked) => revoked,
+            Err(error) => {
+                // Their clients come back and are refused then, if their tokens are revoked.
+                tracing::debug!(error = &error as &dyn std::error::Error, "tokens of lost connections are unknown");
+                Vec::new()
+            }
+        };
+        for (token, handle) in lost {
+            if revoked.contains(&token) {
+                self.close_revoked(&token);
+            } else {
+                handle.close(1012, "taken over");
+            }
+        }
+    }
+
+    fn lost_connections(&self, asked: Instant, held: &[ConnectedProvider]) -> Vec<(TokenHash, Handle)> {
         let held: HashSet<&ConnectedProvider> = held.iter().collect();
         let maps = self.maps();
         let lost = maps.peers.values().filter(|peer| {
@@ -312,9 +335,7 @@ impl Registry {
                     })
                 })
         });
-        for peer in lost {
-            peer.handle.close(1012, "taken over");
-        }
+        lost.map(|peer| (peer.token, peer.handle.clone())).collect()
     }
 
     async fn handle_hints(&self, engine: &Engine) {

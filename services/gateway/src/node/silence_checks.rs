@@ -68,7 +68,7 @@ impl Registry {
                 let asked = Instant::now();
                 // Finds take-overs whose hint was lost.
                 match engine.processes().held_connections(gateway).await {
-                    Ok(held) => self.close_lost_connections(asked, &held),
+                    Ok(held) => self.close_lost_connections(engine, asked, &held).await,
                     Err(error) => {
                         tracing::debug!(error = &error as &dyn std::error::Error, "connection check failed, retrying");
                     }
