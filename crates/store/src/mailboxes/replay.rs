@@ -52,12 +52,17 @@ pub(crate) const SOURCE_JOINS: &str = formatcp!("
     LEFT JOIN invocations i
            ON d.source_kind = {ACTION_RESULT_SOURCE} AND i.workspace_id = d.workspace_id AND i.invocation_id = d.source_id");
 
+/// `OFFSET 0` keeps the planner from joining the channels first, by their workspace: it would read every message of the
+/// workspace while the tables have no statistics.
 const MESSAGES: &str = "
 SELECT m.workspace_id, m.message_id, m.created_at, m.channel_id, ch.name AS channel_name, ch.type AS channel_type,
        ch.conversation_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type, m.thread_id,
        m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type
   FROM unnest($1::bigint[], $2::bigint[], $3::date[]) AS k (workspace_id, message_id, created_on)
-  JOIN messages m USING (workspace_id, message_id, created_on)
+  CROSS JOIN LATERAL (
+       SELECT * FROM messages
+        WHERE workspace_id = k.workspace_id AND message_id = k.message_id AND created_on = k.created_on
+       OFFSET 0) AS m
   JOIN channels ch ON ch.workspace_id = m.workspace_id AND ch.channel_id = m.channel_id";
 
 const OUTCOMES: &str = "
