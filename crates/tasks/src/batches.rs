@@ -38,12 +38,28 @@ pub struct QueueConfig<T, K = ()> {
     pub batch_weight: u64,
     /// Least time between two batches, in which items gather for the second.
     pub interval: Duration,
+    /// Time that further items have to join a batch after one of many items.
+    pub linger: Linger,
     /// Key whose items take turns with those of other keys; those of one key stay in order.
     pub key: fn(&T) -> K,
     /// Bytes that an item holds.
     pub bytes: fn(&T) -> usize,
     /// Work that an item causes. The keys' shares of the batches are equal in it.
     pub weight: fn(&T) -> u64,
+}
+
+/// Wait of a busy queue for further items: fewer and larger batches do the same work at less cost.
+#[derive(Debug, Clone, Copy)]
+pub struct Linger {
+    /// Items of the batch before, from which on the queue is busy.
+    pub after_items: usize,
+    /// The wait.
+    pub time: Duration,
+}
+
+impl Linger {
+    /// Every batch is taken at once.
+    pub const NONE: Self = Self { after_items: usize::MAX, time: Duration::ZERO };
 }
 
 impl<T> QueueConfig<T> {
@@ -59,6 +75,7 @@ impl<T> QueueConfig<T> {
             batch_bytes: usize::MAX,
             batch_weight: u64::MAX,
             interval: Duration::ZERO,
+            linger: Linger::NONE,
             key: |_| (),
             bytes: |_| size_of::<T>(),
             weight: |_| 1,
@@ -81,7 +98,10 @@ pub fn queue<T, K: Copy + Eq + Hash>(config: QueueConfig<T, K>) -> (BatchSender<
     let (max_bytes, bytes_of, key_of) = (config.max_bytes, config.bytes, config.key);
     let sender =
         BatchSender { name: config.name, items, bytes, max_bytes, bytes_of, key_of, shares: Arc::clone(&shares) };
-    (sender, Batches { items: receiver, turns: Turns::default(), next_at: Instant::now(), shares, config })
+    (
+        sender,
+        Batches { items: receiver, turns: Turns::default(), next_at: Instant::now(), last_items: 0, shares, config },
+    )
 }
 
 /// The queue is full, or the task that empties it has ended.
@@ -251,6 +271,8 @@ pub struct Batches<T, K = ()> {
     turns: Turns<T, K>,
     /// Earliest time of the next batch.
     next_at: Instant,
+    /// Items of the last batch.
+    last_items: usize,
     shares: Arc<Shares<K>>,
     config: QueueConfig<T, K>,
 }
@@ -266,12 +288,17 @@ impl<T, K: Copy + Eq + Hash> Batches<T, K> {
             tokio::time::sleep_until(self.next_at).await;
             self.next_at = Instant::now() + self.config.interval;
         }
+        let is_busy = self.last_items >= self.config.linger.after_items;
+        if is_busy && self.turns.waiting + self.items.len() < self.config.batch_items {
+            tokio::time::sleep(self.config.linger.time).await;
+        }
         while self.turns.waiting < self.config.max_items
             && let Ok(item) = self.items.try_recv()
         {
             self.add(item);
         }
         let batch = self.turns.take(&self.config);
+        self.last_items = batch.len();
         Some(self.hand_out(batch))
     }
 

@@ -14,7 +14,7 @@ use relay_store::{
         outcomes::{InvocationOutcome, OutcomeBatch, OutcomeRecording},
     },
 };
-use relay_tasks::batches::{BatchSender, Batches, QueueConfig, QueueFull, Request, queue};
+use relay_tasks::batches::{BatchSender, Batches, Linger, QueueConfig, QueueFull, Request, queue};
 use tokio::time::Instant;
 
 use super::Actions;
@@ -96,6 +96,7 @@ fn config<T>(name: &'static str, key: fn(&T) -> FamilyId, bytes: fn(&T) -> usize
         batch_bytes: BATCH_BYTES,
         batch_weight: u64::MAX,
         interval: Duration::ZERO,
+        linger: Linger::NONE,
         key,
         bytes,
         weight: |_| 1,

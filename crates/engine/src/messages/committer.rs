@@ -1,7 +1,7 @@
 //! Group commit of sends.
 //!
-//! A transaction takes the requests that arrived during the previous one, without a timer, so that a lone request
-//! commits at once and a busy engine commits large batches. Families of workspaces take turns by the number of
+//! A transaction takes the requests that arrived during the previous one, so that a lone request commits at once and a busy
+//! engine commits large batches. After a batch of 16 requests or more the next one gathers for 4 ms. Families of workspaces take turns by the number of
 //! recipients. Callers get their reply after the commit; publishing follows.
 //!
 //! A process has two such lanes, each with one transaction at a time: requests with many recipients have one of their
@@ -34,7 +34,7 @@ use relay_store::{
     messages::batch::{Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome},
 };
 use relay_tasks::{
-    batches::{BatchSender, Batches, QueueConfig, QueueFull, queue},
+    batches::{BatchSender, Batches, Linger, QueueConfig, QueueFull, queue},
     spawn_isolated,
 };
 use tokio::{sync::oneshot, time::Instant};
@@ -51,6 +51,8 @@ const BATCH_RECIPIENTS: u64 = 512;
 const BATCH_REQUESTS: usize = 512;
 /// Bytes of messages in one transaction: nine of the largest.
 const BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// A transaction costs as much as 20 sends of one recipient, so those of a busy lane are larger.
+const LINGER: Linger = Linger { after_items: 16, time: Duration::from_millis(4) };
 /// Bound of each lane's queue. Beyond it callers are refused at once, with `Retry-After`.
 const QUEUE: usize = 8192;
 /// Bytes of messages that wait in a lane at most.
@@ -154,6 +156,7 @@ fn lane(name: &'static str) -> QueueConfig<PendingSend, FamilyId> {
         batch_bytes: BATCH_BYTES,
         batch_weight: BATCH_RECIPIENTS,
         interval: Duration::ZERO,
+        linger: LINGER,
         key: |pending| pending.family,
         bytes: |pending| pending.send.message.held_bytes(),
         weight: recipient_count,

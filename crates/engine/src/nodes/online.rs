@@ -4,7 +4,7 @@
 use std::sync::Weak;
 
 use relay_domain::{AgentId, WorkspaceId, WorkspaceScope};
-use relay_tasks::batches::{BatchSender, Batches, QueueConfig, Request, queue};
+use relay_tasks::batches::{BatchSender, Batches, Linger, QueueConfig, Request, queue};
 
 use super::Nodes;
 use crate::{Engine, EngineError, EngineResult, Inner};
@@ -28,6 +28,7 @@ const QUEUE: QueueConfig<OnlineRequest, WorkspaceId> = QueueConfig {
     batch_bytes: usize::MAX,
     batch_weight: u64::MAX,
     interval: std::time::Duration::ZERO,
+    linger: Linger::NONE,
     key: |request| request.item.scope.workspace_id(),
     bytes: |request| size_of::<OnlineRequest>() + request.item.agents.len() * size_of::<AgentId>(),
     weight: |_| 1,

@@ -19,6 +19,7 @@ fn pairs_config(max_bytes: u32, batch_items: usize, batch_bytes: usize) -> Queue
         batch_bytes,
         batch_weight: u64::MAX,
         interval: Duration::ZERO,
+        linger: Linger::NONE,
         key: |(key, _)| *key,
         bytes: |(_, bytes)| *bytes,
         weight: |_| 1,
@@ -153,4 +154,26 @@ async fn senders_wait_for_room_and_receive_their_replies() {
     assert!(sender.request(3).await.await.is_err());
     assert_eq!(sender.try_request(4).err(), Some(QueueFull));
     sender.closed().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_queue_waits_for_further_items_and_an_idle_one_does_not() {
+    let linger = Linger { after_items: 2, time: Duration::from_millis(4) };
+    let (sender, mut batches) = queue(QueueConfig { linger, ..pairs_config(1000, 3, 1000) });
+    let started = Instant::now();
+    send_all(&sender, &[(1, 0)]);
+    assert_eq!(batches.next().await.unwrap(), [(1, 0)]);
+    send_all(&sender, &[(1, 1), (1, 2)]);
+    assert_eq!(batches.next().await.unwrap(), [(1, 1), (1, 2)]);
+    assert_eq!(started.elapsed(), Duration::ZERO, "the batches before were small");
+    send_all(&sender, &[(1, 3)]);
+    let (batch, ()) = tokio::join!(batches.next(), async {
+        tokio::time::sleep(Duration::from_millis(3)).await;
+        send_all(&sender, &[(1, 4)]);
+    });
+    assert_eq!(batch.unwrap(), [(1, 3), (1, 4)]);
+    assert_eq!(started.elapsed(), Duration::from_millis(4));
+    send_all(&sender, &[(1, 5), (1, 6), (1, 7)]);
+    assert_eq!(batches.next().await.unwrap(), [(1, 5), (1, 6), (1, 7)]);
+    assert_eq!(started.elapsed(), Duration::from_millis(4), "a full batch waits for nothing");
 }
