@@ -78,8 +78,7 @@ async fn run() -> anyhow::Result<()> {
     let engine = start_engine(&config, &tasks).await?;
     let operators = configure_operators(&config)?;
     let connections = count_connections(&config);
-    let state =
-        AppState::new(engine.clone(), shutdown.clone(), connections, operators).with_public_url(config.public_url);
+    let state = AppState::new(engine.clone(), shutdown.clone(), connections, operators, config.public_url);
     tasks.spawn("storage-probe", state.clone().watch_storage());
     let registry = state.registry.clone();
     engine.recovery().set_sent_positions({

@@ -1,6 +1,7 @@
 //! State shared by all handlers, and the readiness of this process.
 
 use std::{
+    ops::Deref,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,43 +19,54 @@ use crate::{connections::Connections, node::Registry};
 /// Interval of the storage check.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
-/// State shared by all handlers. Cheap to clone.
+/// State shared by all handlers. It is cloned several times for each request, which costs one count.
 #[derive(Clone)]
-pub struct AppState {
+pub struct AppState(Arc<GatewayState>);
+
+/// State of this gateway.
+pub struct GatewayState {
     pub engine: Engine,
     pub shutdown: Shutdown,
     pub gateway_id: GatewayId,
     /// Configured base of the URLs that this gateway creates.
-    pub public_url: Option<Arc<str>>,
+    pub public_url: Option<String>,
     pub registry: Registry,
     /// Operators of the installation.
-    pub operators: Arc<Operators>,
+    pub operators: Operators,
     /// Counts of this gateway's connections.
     pub connections: Connections,
     /// Result of the latest storage check.
-    storage_up: Arc<AtomicBool>,
+    storage_up: AtomicBool,
+}
+
+impl Deref for AppState {
+    type Target = GatewayState;
+
+    fn deref(&self) -> &GatewayState {
+        &self.0
+    }
 }
 
 impl AppState {
-    /// Creates the state for a started engine.
-    pub fn new(engine: Engine, shutdown: Shutdown, connections: Connections, operators: Operators) -> Self {
+    /// Creates the state for a started engine. `public_url` is the base of the URLs that this gateway creates.
+    pub fn new(
+        engine: Engine,
+        shutdown: Shutdown,
+        connections: Connections,
+        operators: Operators,
+        public_url: Option<String>,
+    ) -> Self {
         let gateway_id = engine.processes().become_gateway();
-        Self {
+        Self(Arc::new(GatewayState {
             engine,
             shutdown,
             gateway_id,
-            public_url: None,
+            public_url,
             registry: Registry::default(),
-            operators: Arc::new(operators),
+            operators,
             connections,
-            storage_up: Arc::new(AtomicBool::new(true)),
-        }
-    }
-
-    /// Sets the base of the URLs that this gateway creates.
-    #[must_use]
-    pub fn with_public_url(self, public_url: Option<String>) -> Self {
-        Self { public_url: public_url.map(Arc::from), ..self }
+            storage_up: AtomicBool::new(true),
+        }))
     }
 
     /// Returns whether this process accepts new work: storage answers and it is not draining.
