@@ -340,6 +340,22 @@ async fn an_agent_ends_when_it_leaves_its_node_in_another_way() -> Result<()> {
     Ok(())
 }
 
+/// The provider that hosted it was removed, so no provider reports its end.
+#[tokio::test]
+async fn an_agent_of_a_removed_provider_has_ended_once_the_node_leaves_it_out() -> Result<()> {
+    let mut scene = Scene::new("box").await?;
+    let worker = scene.socket.register_agent("worker").await?["agent_id"].clone();
+    inventory(&mut scene.socket, &[(&worker, &json!("worker"))]).await?;
+    assert_eq!(scene.key.delete("/v1/nodes/box/providers/broker").await?.status, 204);
+    let mut again = NodeSocket::connect(&scene.key.ws_base(), &scene.token).await?;
+    again.register_broker(&scene.node_id, "box", "run-2").await?;
+    inventory(&mut again, &[]).await?;
+    inventory(&mut again, &[]).await?;
+    let exits = wait_for_exits(&scene.key, 1).await?;
+    assert_eq!(exits.iter().map(exit).collect::<Vec<_>>(), [("worker", "missing_from_inventory")]);
+    Ok(())
+}
+
 /// An agent ends on the node that it leaves: bound elsewhere over REST, registered by another node, or named in another
 /// node's inventory.
 #[tokio::test]

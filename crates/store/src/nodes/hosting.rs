@@ -18,7 +18,7 @@ use crate::{
     connections::Session,
     decode::{decode_row, decode_rows},
     events::{self, Event, RecordedEvents, status_event},
-    nodes::fence::Fence,
+    nodes::{assignment::hosts_unassigned, fence::Fence},
 };
 
 /// Harness session that an agent continues.
@@ -361,11 +361,15 @@ async fn mark_missing(
 ) -> StoreResult<Vec<MissingAgent>> {
     // An agent registers before its process starts, and an inventory may arrive in between: an agent with a recent spawn
     // invocation is not missing.
-    sqlx::query_as(
+    // An agent whose provider was removed belongs to the provider that hosts the unassigned ones.
+    sqlx::query_as(concat!(
         "WITH unlisted AS MATERIALIZED (
              SELECT a.agent_id, a.status <> 'offline' AS was_online, coalesce(a.hosted_on = $2, false) AS was_hosted
                FROM agents a
-              WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.provider = $3 AND a.deleted_at IS NULL
+              WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.deleted_at IS NULL
+                AND (a.provider = $3 OR a.provider IS NULL AND a.hosted_on = $2 AND ",
+        hosts_unassigned!(),
+        ")
                 AND (a.status <> 'offline' OR a.hosted_on = $2) AND a.agent_id <> ALL ($4)
                 AND NOT EXISTS (SELECT FROM invocations i
                                  WHERE i.workspace_id = a.workspace_id AND i.agent_id = a.agent_id
@@ -380,7 +384,7 @@ async fn mark_missing(
                                         ELSE a.mailbox_orphaned END
            FROM unlisted u WHERE a.workspace_id = $1 AND a.agent_id = u.agent_id
       RETURNING a.agent_id, a.name, u.was_online, u.was_hosted",
-    )
+    ))
     .bind(fence.scope.workspace_id())
     .bind(&fence.node_id)
     .bind(&fence.provider)
