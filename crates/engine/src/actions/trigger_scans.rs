@@ -25,6 +25,8 @@ use crate::{
 };
 
 const WORKSPACES_AT_ONCE: i64 = 16;
+/// Of them, workspaces of one family: they share the places in which patterns are matched.
+const WORKSPACES_OF_FAMILY: i64 = 2;
 /// Workspaces scanned at the same time, so that one whose schemas cost much does not hold up the others.
 const CONCURRENT_SCANS: usize = 4;
 /// Time after which a scan leaves the rest of its events to the next: far below its claim.
@@ -59,7 +61,7 @@ struct ScanOutcome {
 /// Scans the new events of some workspaces. A failure in one does not affect the others: its claim expires, and then it
 /// is scanned again.
 pub async fn scan_triggers(engine: &Engine) -> EngineResult<TickOutcome> {
-    let claimed = engine.store().claim_trigger_scans(WORKSPACES_AT_ONCE, CLAIM_SECONDS).await?;
+    let claimed = engine.store().claim_trigger_scans(WORKSPACES_AT_ONCE, WORKSPACES_OF_FAMILY, CLAIM_SECONDS).await?;
     let mut done = TickOutcome::default();
     let scans = claimed.into_iter().map(|part| async move { (scan_and_record(engine, &part).await, part) });
     let mut scans = futures::stream::iter(scans).buffer_unordered(CONCURRENT_SCANS);

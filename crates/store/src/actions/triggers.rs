@@ -155,13 +155,20 @@ impl Store {
             .map_err(StoreError::from_sqlx("reading enabled triggers"))
     }
 
-    /// Claims up to `limit` workspaces with unscanned events, for `seconds`.
-    pub async fn claim_trigger_scans(&self, limit: i64, seconds: i32) -> StoreResult<Vec<TriggerScan>> {
+    /// Claims up to `limit` workspaces with unscanned events, for `seconds`: those that were scanned least recently, and
+    /// `of_family` of one family at most.
+    pub async fn claim_trigger_scans(&self, limit: i64, of_family: i64, seconds: i32) -> StoreResult<Vec<TriggerScan>> {
         let rows: Vec<(WorkspaceId, i64, i64)> = sqlx::query_as(
-            "WITH due AS (
-                 SELECT p.workspace_id, h.next_seq - 1 AS newest_seq
-                   FROM trigger_progress p JOIN event_heads h USING (workspace_id)
+            "WITH behind AS (
+                 SELECT p.workspace_id, h.next_seq - 1 AS newest_seq,
+                        row_number() OVER (PARTITION BY coalesce(w.created_by, p.workspace_id)
+                                           ORDER BY p.claimed_until, p.workspace_id) AS nth
+                   FROM trigger_progress p JOIN event_heads h USING (workspace_id) JOIN workspaces w USING (workspace_id)
                   WHERE p.reached_seq < h.next_seq - 1 AND p.claimed_until < relay_now()
+             ), due AS (
+                 SELECT p.workspace_id, b.newest_seq
+                   FROM trigger_progress p JOIN behind b USING (workspace_id)
+                  WHERE b.nth <= $3 AND p.claimed_until < relay_now()
                   ORDER BY p.claimed_until, p.workspace_id LIMIT $1
                     FOR UPDATE OF p SKIP LOCKED
              )
@@ -171,6 +178,7 @@ impl Store {
         )
         .bind(limit)
         .bind(seconds)
+        .bind(of_family)
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("claiming trigger scans"))?;
@@ -182,11 +190,11 @@ impl Store {
         Ok(rows.into_iter().map(scan).collect())
     }
 
-    /// Records the scan position `seq` and releases the claim. The update requires the claimed position: a worker whose
-    /// claim expired cannot move the position of its successor.
+    /// Records the scan position `seq` and ends the claim now, so that the workspace queues behind the others. The update
+    /// requires the claimed position: a worker whose claim expired cannot move the position of its successor.
     pub async fn finish_trigger_scan(&self, claimed: &TriggerScan, seq: i64) -> StoreResult<()> {
         sqlx::query(
-            "UPDATE trigger_progress SET reached_seq = $3, claimed_until = '-infinity'
+            "UPDATE trigger_progress SET reached_seq = $3, claimed_until = relay_now()
               WHERE workspace_id = $1 AND reached_seq = $2",
         )
         .bind(claimed.scope.workspace_id())

@@ -25,4 +25,5 @@ mod redrives;
 mod sealing;
 mod sessions;
 mod subscriptions;
+mod triggers;
 mod usage;
