@@ -14,7 +14,8 @@ const SMALL_FRAME_BYTES: usize = 1024;
 /// Memory of a byte of JSON that is held as values, as in lists: 3 in common objects, 80 in the smallest ones.
 pub(super) const VALUE_FACTOR: usize = 16;
 /// Types of frames whose JSON is held as values until the engine has handled them.
-const FRAMES_WITH_VALUES: [&str; 2] = ["\"action.result\"", "\"node.spawn\""];
+const FRAMES_WITH_VALUES: [&str; 4] =
+    ["\"action.result\"", "\"node.spawn\"", "\"node.register\"", "\"node.heartbeat\""];
 
 /// Tenant to which a body counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,7 +100,7 @@ mod tests {
             tokio::time::timeout(WAIT, bodies.reserve_values(family, text, &frame)).await.ok()
         };
         let held = reserve(frame("action.result")).await.expect("the share is free");
-        for kind in ["action.result", "node.spawn", r"action\u002eresult"] {
+        for kind in ["action.result", "node.spawn", "node.register", "node.heartbeat", r"action\u002eresult"] {
             assert!(reserve(frame(kind)).await.is_none(), "{kind}");
         }
         assert!(reserve(frame("inventory.sync")).await.is_some());

@@ -44,11 +44,16 @@ const MAX_REFUSALS: usize = 256;
 const MAX_OBSERVERS: usize = 8192;
 const MAX_FAMILY_OBSERVERS: usize = MAX_OBSERVERS / 4;
 
-/// Routes whose handlers hold JSON of the body as values.
-const ROUTES_WITH_VALUES: [&str; 3] = [
-    "/v1/actions/{name}/invoke",
-    "/v1/nodes/{name}/actions/{action}/invoke",
-    "/v1/actions/{name}/invocations/{id}/complete",
+/// Routes whose handlers keep the JSON of the body as text. Others may hold it as values, which take more.
+const ROUTES_WITH_TEXT: [&str; 8] = [
+    "/v1/channels/{name}/messages",
+    "/v1/messages/{id}",
+    "/v1/messages/{id}/replies",
+    "/v1/messages/batch",
+    "/v1/dm",
+    "/v1/dm/group",
+    "/v1/dm/{id}/messages",
+    "/v1/to/{address}",
 ];
 
 /// Counts of this gateway's connections. Cheap to clone.
@@ -183,7 +188,7 @@ impl HeldPlaces {
             None => BodyOwner::Address(ClientAddress::of_parts(parts).ip()),
         };
         let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
-        let factor = if ROUTES_WITH_VALUES.contains(&route) { VALUE_FACTOR } else { 1 };
+        let factor = if ROUTES_WITH_TEXT.contains(&route) { 1 } else { VALUE_FACTOR };
         let reserved = held.0.bodies.reserve(owner, bytes.saturating_mul(factor)).await;
         let lease = reserved.ok_or_else(ApiError::too_many_bodies)?;
         Ok(BodyMemory { held, lease, factor })

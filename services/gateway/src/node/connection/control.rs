@@ -342,16 +342,22 @@ pub(super) const MAX_WORD_BYTES: usize = 256;
 
 /// Checks the bounds of advertised capabilities, which are stored.
 pub(super) fn check_capabilities(capabilities: &[Capability]) -> Result<(), EngineError> {
-    use relay_domain::names::{MAX_CAPABILITIES, check_json_length, check_length};
+    use relay_domain::{
+        encoded_length,
+        names::{MAX_CAPABILITIES, check_json_length, check_length},
+    };
     if capabilities.len() > MAX_CAPABILITIES {
         return Err(EngineError::invalid_request(format!("at most {MAX_CAPABILITIES} capabilities")));
     }
+    let mut bytes = 0;
     for capability in capabilities {
+        let kind = capability.kind.as_deref().unwrap_or_default();
         check_length("capability", &capability.name, MAX_WORD_BYTES)?;
-        check_length("kind", capability.kind.as_deref().unwrap_or_default(), MAX_WORD_BYTES)?;
-        check_json_length("metadata", capability.metadata.as_ref().map_or(0, |m| m.to_string().len()))?;
+        check_length("kind", kind, MAX_WORD_BYTES)?;
+        bytes += capability.name.len() + kind.len() + capability.metadata.as_ref().map_or(0, encoded_length);
     }
-    Ok(())
+    // All together, as over REST.
+    Ok(check_json_length("capabilities", bytes)?)
 }
 
 /// Converts an inventory entry. Refuses one whose agent id is malformed.
