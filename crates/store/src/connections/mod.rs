@@ -45,6 +45,12 @@ const TRUSTED_FOR: Duration = Duration::from_secs(1);
 const UNUSED_FOR: Duration = Duration::from_secs(10);
 /// Time after which a used connection returns to the driver's pool, which replaces it after half an hour.
 const KEPT_AT_MOST: Duration = Duration::from_secs(60);
+/// Longest use of a plan. Postgres plans a prepared statement once for each connection, by the sizes that the tables have
+/// then. On a new installation they are empty, every index looks alike, and many plans read whole workspaces; Postgres
+/// itself plans anew only after its first ANALYZE, a minute later.
+const PLANS_KEPT_AT_MOST: Duration = Duration::from_secs(60);
+/// Least time between two plans of a connection.
+const PLANS_KEPT_AT_LEAST: Duration = Duration::from_secs(1);
 /// Wait for the answer to a test or a BEGIN, for which Postgres itself needs no time.
 const TEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Wait for a connection to settle, before which a statement that was given up has to end.
@@ -62,6 +68,7 @@ pub(crate) struct ConnectionPool {
     /// Time that Postgres gives each statement. `None`: as long as it needs; then no connection is kept.
     statement_limit: Option<Duration>,
     opening: Opening,
+    created_at: Instant,
 }
 
 /// Connections between two uses.
@@ -87,12 +94,13 @@ impl Kept {
 struct KeptConnection {
     session: Session,
     taken_at: Instant,
+    planned_at: Option<Instant>,
     used_at: Instant,
 }
 
 impl ConnectionPool {
     pub(crate) fn new(driver: PgPool, statement_limit: Option<Duration>, opening: Opening) -> Self {
-        Self { driver, kept: Arc::default(), statement_limit, opening }
+        Self { driver, kept: Arc::default(), statement_limit, opening, created_at: Instant::now() }
     }
 
     /// Returns the driver's pool, for its options and counts.
@@ -145,9 +153,9 @@ impl ConnectionPool {
     /// Takes a connection that was tested, or used within the last second.
     async fn acquire(&self) -> sqlx::Result<Lease> {
         let kept = self.lock().connections.pop();
-        if let Some(KeptConnection { session, taken_at, used_at }) = kept {
-            let lease = self.lease(session, taken_at);
-            if used_at.elapsed() < TRUSTED_FOR {
+        if let Some(KeptConnection { session, taken_at, planned_at, used_at }) = kept {
+            let lease = self.lease(session, taken_at, planned_at);
+            if used_at.elapsed() < TRUSTED_FOR && !lease.plans_are_due() {
                 return Ok(lease);
             }
             if let Some(lease) = lease.tested().await {
@@ -178,21 +186,26 @@ impl ConnectionPool {
     }
 
     fn new_lease(&self, connection: PoolConnection<Postgres>) -> Lease {
-        self.lease(Session::new(connection, self.opening.statements()), Instant::now())
+        self.lease(Session::new(connection, self.opening.statements()), Instant::now(), None)
     }
 
-    fn lease(&self, session: Session, taken_at: Instant) -> Lease {
-        Lease { session: Some(session), is_open: false, epoch: None, taken_at, pool: self.clone() }
+    fn lease(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>) -> Lease {
+        Lease { session: Some(session), is_open: false, epoch: None, taken_at, planned_at, pool: self.clone() }
     }
 
-    fn keep(&self, session: Session, taken_at: Instant) {
+    /// Returns the time for which plans are used: half the age of this pool, since new tables grow fast.
+    fn plans_kept_for(&self) -> Duration {
+        (self.created_at.elapsed() / 2).clamp(PLANS_KEPT_AT_LEAST, PLANS_KEPT_AT_MOST)
+    }
+
+    fn keep(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>) {
         let is_due = self.statement_limit.is_none() || taken_at.elapsed() > KEPT_AT_MOST || self.driver.is_closed();
         let mut kept = self.lock();
         if is_due || kept.waiting > 0 {
             // It has just answered: the pool's test will not hang.
             return;
         }
-        kept.connections.push(KeptConnection { session, taken_at, used_at: Instant::now() });
+        kept.connections.push(KeptConnection { session, taken_at, planned_at, used_at: Instant::now() });
         if kept.connections.first().is_some_and(|first| first.used_at.elapsed() > UNUSED_FOR) {
             let unused = kept.connections.remove(0);
             kept.give_back(unused.session, "SELECT");
@@ -232,10 +245,18 @@ pub(crate) struct Lease {
     /// Recovery epoch of the transaction.
     epoch: Option<i64>,
     taken_at: Instant,
+    /// Since then no plan is older. `None` if that is unknown.
+    planned_at: Option<Instant>,
     pool: ConnectionPool,
 }
 
 impl Lease {
+    /// Returns whether the next test drops the plans. Behind a pooler none is kept.
+    fn plans_are_due(&self) -> bool {
+        let is_due = self.planned_at.is_none_or(|at| at.elapsed() >= self.pool.plans_kept_for());
+        is_due && !self.pool.opening.is_pooled()
+    }
+
     /// Notes that a transaction begins, before the attempt: it may be given up after BEGIN was sent.
     fn opened(&mut self, begin: &Begin<'_>) {
         (self.is_open, self.epoch) = (true, begin.epoch());
@@ -247,14 +268,20 @@ impl Lease {
             self.execute("COMMIT").await?;
         }
         if let Some(session) = self.session.take() {
-            self.pool.keep(session, self.taken_at);
+            self.pool.keep(session, self.taken_at, self.planned_at);
         }
         Ok(())
     }
 
     /// Returns the connection if it answers.
     async fn tested(mut self) -> Option<Self> {
-        if matches!(timeout(TEST_TIMEOUT, self.ping()).await, Ok(Ok(()))) {
+        let plans_are_due = self.plans_are_due();
+        let answer =
+            async { if plans_are_due { self.execute("DISCARD PLANS").await.map(drop) } else { self.ping().await } };
+        if matches!(timeout(TEST_TIMEOUT, answer).await, Ok(Ok(()))) {
+            if plans_are_due {
+                self.planned_at = Some(Instant::now());
+            }
             return Some(self);
         }
         self.close();
