@@ -4,13 +4,14 @@
 use std::collections::HashMap;
 
 use chrono::NaiveDate;
+use const_format::formatcp;
 use relay_domain::{JsonText, MessageId, WorkspaceScope};
 use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
     decode::{decode_row, json_text},
-    messages::days::day_of_id,
+    messages::days::{MESSAGES_BY_KEY, day_of_id},
 };
 
 /// Row without its contents, and an upper bound of their bytes (`content_bytes`).
@@ -46,11 +47,10 @@ impl Store {
         if ids.is_empty() {
             return Ok(HashMap::new());
         }
-        let rows: Vec<(MessageId, String)> = sqlx::query_as(
+        let rows: Vec<(MessageId, String)> = sqlx::query_as(formatcp!(
             "SELECT m.message_id, m.text
-               FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
-               JOIN messages m ON m.workspace_id = $1 AND m.message_id = k.message_id AND m.created_on = k.created_on",
-        )
+               FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on) {MESSAGES_BY_KEY}"
+        ))
         .bind(scope.workspace_id())
         .bind(ids)
         .bind(days_of(ids))
@@ -70,11 +70,10 @@ impl Store {
         if ids.is_empty() {
             return Ok(HashMap::new());
         }
-        let rows: Vec<(MessageId, String)> = sqlx::query_as(
+        let rows: Vec<(MessageId, String)> = sqlx::query_as(formatcp!(
             "SELECT m.message_id, left(m.text, $4)
-               FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
-               JOIN messages m ON m.workspace_id = $1 AND m.message_id = k.message_id AND m.created_on = k.created_on",
-        )
+               FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on) {MESSAGES_BY_KEY}"
+        ))
         .bind(scope.workspace_id())
         .bind(ids)
         .bind(days_of(ids))
@@ -91,11 +90,10 @@ impl Store {
         scope: WorkspaceScope,
         ids: &[MessageId],
     ) -> StoreResult<HashMap<MessageId, (String, JsonText)>> {
-        let rows = sqlx::query(
+        let rows = sqlx::query(formatcp!(
             "SELECT m.message_id, m.text, m.metadata
-               FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
-               JOIN messages m ON m.workspace_id = $1 AND m.message_id = k.message_id AND m.created_on = k.created_on",
-        )
+               FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on) {MESSAGES_BY_KEY}"
+        ))
         .bind(scope.workspace_id())
         .bind(ids)
         .bind(days_of(ids))

@@ -12,7 +12,10 @@ use crate::{
     Store, StoreError, StoreResult,
     connections::Session,
     decode::decode_rows,
-    messages::{days::day_of_id, row::MessageRow},
+    messages::{
+        days::{MESSAGES_BY_KEY, day_of_id},
+        row::MessageRow,
+    },
     sizes::{EDIT_BYTES, MESSAGE_BYTES},
 };
 
@@ -103,7 +106,7 @@ impl Store {
                     greatest({MESSAGE_BYTES}, (SELECT max({EDIT_BYTES}) FROM message_edits v
                               WHERE v.workspace_id = $1 AND v.message_id = m.message_id))::bigint
                FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
-               JOIN messages m ON m.workspace_id = $1 AND m.message_id = k.message_id AND m.created_on = k.created_on"
+               {MESSAGES_BY_KEY}"
         ))
         .bind(scope.workspace_id())
         .bind(&ids)
@@ -133,7 +136,7 @@ impl Store {
         let (seqs, ids): (Vec<i64>, Vec<MessageId>) = events.iter().copied().unzip();
         let days: Vec<chrono::NaiveDate> = ids.iter().map(|id| day_of_id(id.get())).collect();
         // The first edit after the event holds the content at the event; without one the content is unchanged.
-        let rows = sqlx::query(
+        let rows = sqlx::query(formatcp!(
             "SELECT k.event_seq, m.message_id, m.channel_id, m.agent_id AS author_id, m.agent_name AS author_name,
                     m.agent_type, m.thread_id,
                     coalesce(e.text, m.text) AS text,
@@ -142,13 +145,13 @@ impl Store {
                     coalesce(e.mentions, m.mentions) AS mentions, m.mode, m.content_type, m.created_at,
                     c.name AS channel_name, c.type AS channel_type, c.conversation_id
                FROM unnest($2::bigint[], $3::bigint[], $4::date[]) AS k (event_seq, message_id, created_on)
-               JOIN messages m ON m.workspace_id = $1 AND m.message_id = k.message_id AND m.created_on = k.created_on
+               {MESSAGES_BY_KEY}
                JOIN channels c ON c.workspace_id = $1 AND c.channel_id = m.channel_id
                LEFT JOIN LATERAL (
                     SELECT v.text, v.mentions, v.blocks, v.metadata FROM message_edits v
                      WHERE v.workspace_id = $1 AND v.message_id = k.message_id AND v.until_seq > k.event_seq
-                     ORDER BY v.until_seq LIMIT 1) AS e ON true",
-        )
+                     ORDER BY v.until_seq LIMIT 1) AS e ON true"
+        ))
         .bind(scope.workspace_id())
         .bind(seqs)
         .bind(ids)

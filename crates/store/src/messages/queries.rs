@@ -198,7 +198,10 @@ impl Store {
     pub async fn listed_messages(&self, scope: WorkspaceScope, ids: &[MessageId]) -> StoreResult<Vec<ListedMessage>> {
         let rows = sqlx::query(listed_messages!(
             "SELECT n.* FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
-               JOIN messages n ON n.workspace_id = $1 AND n.message_id = k.message_id AND n.created_on = k.created_on"
+              CROSS JOIN LATERAL (
+                    SELECT * FROM messages
+                     WHERE workspace_id = $1 AND message_id = k.message_id AND created_on = k.created_on
+                    OFFSET 0) AS n"
         ))
         .bind(scope.workspace_id())
         .bind(ids)

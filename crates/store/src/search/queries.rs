@@ -14,7 +14,7 @@ use crate::{
     codes::CHANNEL,
     messages::{
         contents::{days_of, decode_sized},
-        days::day_of_id,
+        days::{MESSAGES_BY_KEY, day_of_id},
     },
 };
 
@@ -232,13 +232,13 @@ impl Store {
             return Ok(Vec::new());
         }
         let ids: Vec<MessageId> = found.iter().map(|(id, _)| *id).collect();
-        let rows = sqlx::query(
+        let rows = sqlx::query(formatcp!(
             "SELECT m.message_id, m.channel_id, c.name AS channel_name, c.conversation_id, m.agent_id, m.agent_name,
                     '' AS text, octet_length(m.text)::bigint AS content_bytes, m.created_at, m.thread_id
                FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
-               JOIN messages m ON m.workspace_id = $1 AND m.message_id = k.message_id AND m.created_on = k.created_on
-               JOIN channels c ON c.workspace_id = $1 AND c.channel_id = m.channel_id",
-        )
+               {MESSAGES_BY_KEY}
+               JOIN channels c ON c.workspace_id = $1 AND c.channel_id = m.channel_id"
+        ))
         .bind(scope.workspace_id())
         .bind(&ids)
         .bind(days_of(&ids))
