@@ -100,7 +100,7 @@ async fn capabilities_that_queue_and_agents_without_a_socket_wait() -> Result<()
         let mut socket = socket(&node, 1).await?;
         socket.request(register(&node, provider, &json!([capability]), 0)).await?;
         socket.close().await?;
-        relay_testkit::wait::until("the node to be offline", SOON, || async {
+        wait::until("the node to be offline", SOON, || async {
             let path = format!("/v1/nodes/{name}");
             place.key.get(&path).await.is_ok_and(|reply| reply.data()["status"] == "offline")
         })
