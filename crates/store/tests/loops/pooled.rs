@@ -1,9 +1,16 @@
 //! Connections that are used again without a test.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use relay_store::Store;
-use relay_testkit::proxy::TcpProxy;
+use relay_testkit::proxy::{Direction, TcpProxy, Verdict};
+use tokio::time::Instant;
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -81,4 +88,29 @@ async fn a_connection_that_postgres_ended_fails_one_statement_at_most() {
     }
     statement(&store).await.unwrap();
     assert_eq!(db.number(&format!("SELECT count(*) FROM search_progress WHERE workspace_id = {WORKSPACE}")).await, 1);
+}
+
+/// The tables of a young process grow, and plans made for the empty ones do not suit them.
+#[tokio::test]
+async fn a_used_connection_drops_its_plans_now_and_then() {
+    let db = Database::fresh().await;
+    let options = db.pool.connect_options();
+    let proxy = TcpProxy::start(&format!("{}:{}", options.get_host(), options.get_port())).unwrap();
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&dropped);
+    proxy.set_filter(Direction::ToServer, move |_, chunk| {
+        let statement = b"DISCARD PLANS";
+        seen.fetch_add(usize::from(chunk.windows(statement.len()).any(|part| part == statement)), Ordering::Relaxed);
+        Verdict::Forward
+    });
+    let store = Store::connect(&proxy.through(&db.url).unwrap(), 4).unwrap();
+    let store = store.with_statement_limit(LIMIT).with_dedicated_connection();
+    let (began, mut statements) = (Instant::now(), 0);
+    while dropped.load(Ordering::Relaxed) < 3 {
+        assert!(began.elapsed() < LATE, "{} times", dropped.load(Ordering::Relaxed));
+        statement(&store).await.unwrap();
+        statements += 1;
+    }
+    assert!(began.elapsed() >= Duration::from_secs(2), "three times after {:?}", began.elapsed());
+    assert!(statements > 10, "before one in {} statements", statements / 3);
 }

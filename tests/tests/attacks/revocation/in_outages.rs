@@ -16,6 +16,8 @@ use serde_json::json;
 const SOON: Duration = Duration::from_secs(30);
 /// After half a minute without Postgres a gateway accepts no token.
 const BELIEVED_FOR: Duration = Duration::from_secs(30);
+/// Nodes that are deleted one after the other, 3 s each: together longer than the 12 s between checks of take-overs.
+const LATER_NODES: usize = 5;
 
 /// Engine with a second gateway that reaches Postgres and NATS through proxies of its own.
 struct CutOffScene {
@@ -54,10 +56,10 @@ impl CutOffScene {
     }
 
     /// A broker's socket at the gateway that will be cut off.
-    async fn broker(&self, key: &Api) -> Result<NodeSocket> {
-        let node = key.create_broker_node("node_far", "far").await?;
+    async fn broker(&self, key: &Api, name: &str) -> Result<NodeSocket> {
+        let node = key.create_broker_node(&format!("node_{name}"), name).await?;
         let mut socket = NodeSocket::connect(&self.cut_off.ws_url(), &node.token).await?;
-        socket.register_broker(&node.node_id, "far", "run-1").await?;
+        socket.register_broker(&node.node_id, name, "run-1").await?;
         Ok(socket)
     }
 }
@@ -68,8 +70,12 @@ async fn without_hints_a_revocation_counts_within_a_second() -> Result<()> {
     let key = Api::create_workspace(scene.here(), "unhinted").await?;
     let bob = key.register_agent("bob").await?;
     let bob = key.as_agent(&bob).at(scene.cut_off.url());
-    let mut socket = scene.broker(&key).await?;
+    let mut socket = scene.broker(&key, "far").await?;
     socket.register_agent("ann").await?;
+    let mut later = Vec::new();
+    for nth in 0..LATER_NODES {
+        later.push(scene.broker(&key, &format!("later-{nth}")).await?);
+    }
 
     scene.nats.cut();
     bob.get("/v1/agent").await?.success()?;
@@ -86,6 +92,12 @@ async fn without_hints_a_revocation_counts_within_a_second() -> Result<()> {
     ensure!(socket.closed(SOON).await?.is_some_and(|code| code == 1008), "the socket of a deleted node");
     println!("closed without a hint after {:?}", revoked.elapsed());
     ensure!(revoked.elapsed() < Duration::from_secs(15), "{:?}", revoked.elapsed());
+    // One check of tokens closes each, so that one of them is first found by the rarer check of take-overs.
+    for (nth, mut socket) in later.into_iter().enumerate() {
+        key.delete(&format!("/v1/nodes/later-{nth}")).await?.success()?;
+        let code = socket.closed(SOON).await?;
+        ensure!(code == Some(1008), "the socket of a deleted node closed with {code:?}");
+    }
     Ok(())
 }
 
@@ -103,7 +115,7 @@ async fn a_gateway_without_postgres_accepts_no_token_for_long() -> Result<()> {
     let observer = key.with_token(token).at(scene.cut_off.url());
     let mut watching = ObserverSocket::open(scene.cut_off.url(), token).await?;
     let mut stream = EventSource::open(&observer, None).await?;
-    let mut socket = scene.broker(&key).await?;
+    let mut socket = scene.broker(&key, "far").await?;
     bob.get("/v1/agent").await?.success()?;
 
     scene.postgres.cut();
