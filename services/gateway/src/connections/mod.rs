@@ -188,11 +188,16 @@ impl HeldPlaces {
             None => BodyOwner::Address(ClientAddress::of_parts(parts).ip()),
         };
         let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
-        let factor = if ROUTES_WITH_TEXT.contains(&route) { 1 } else { VALUE_FACTOR };
+        let factor = memory_factor(route);
         let reserved = held.0.bodies.reserve(owner, bytes.saturating_mul(factor)).await;
         let lease = reserved.ok_or_else(ApiError::too_many_bodies)?;
         Ok(BodyMemory { held, lease, factor })
     }
+}
+
+/// Returns the memory of a byte of a body once its handler has parsed it.
+fn memory_factor(route: &str) -> usize {
+    if ROUTES_WITH_TEXT.contains(&route) { 1 } else { VALUE_FACTOR }
 }
 
 /// Memory of a body that is being read.
@@ -274,6 +279,17 @@ mod tests {
             Some(Admission::Refused(limit, _)) => Err(limit),
             Some(admitted) => Ok(admitted),
             None => panic!("closed without an answer"),
+        }
+    }
+
+    #[test]
+    fn bodies_that_become_values_take_more_memory_than_texts() {
+        assert_eq!(memory_factor("/v1/dm"), 1);
+        let with_values = ["/v1/actions/{name}/invoke", "/v1/agents/spawn", "/v1/hooks/{id}", "a later route"];
+        assert_eq!(with_values.map(memory_factor), [VALUE_FACTOR; 4]);
+        let router = include_str!("../router.rs");
+        for route in ROUTES_WITH_TEXT {
+            assert!(router.contains(&format!("\"{route}\"")), "{route}");
         }
     }
 

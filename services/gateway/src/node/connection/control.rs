@@ -396,3 +396,22 @@ fn hosted_reply(hosted: relay_engine::nodes::providers::HostedAgent, cursor: boo
     };
     (Some(data.to_value()), RequestEffect::Hosted { position: Box::new(hosted.position), cursor_in_reply: cursor })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Capability whose metadata take this many bytes as JSON.
+    fn capability(name: usize, metadata_bytes: usize) -> Capability {
+        let metadata = Value::String("x".repeat(metadata_bytes - 2));
+        Capability { name: format!("c{name}"), kind: None, global: None, queue: None, metadata: Some(metadata) }
+    }
+
+    #[test]
+    fn capabilities_have_a_bound_together() {
+        let half = |nth| capability(nth, 32 * 1024 - 2);
+        assert!(check_capabilities(&[half(1), half(2)]).is_ok());
+        assert!(check_capabilities(&[half(1), half(2), capability(3, 3)]).is_err());
+        assert!(check_capabilities(&[capability(1, 64 * 1024)]).is_err());
+    }
+}
