@@ -25,7 +25,8 @@ use crate::{
 };
 
 const WORKSPACES_AT_ONCE: i64 = 16;
-/// Of them, workspaces of one family: they share the places in which patterns are matched.
+/// Of them, workspaces of one family at most: half of [`CONCURRENT_SCANS`], because the family matches its patterns one at
+/// a time and its scans wait for each other.
 const WORKSPACES_OF_FAMILY: i64 = 2;
 /// Workspaces scanned at the same time, so that one whose schemas cost much does not hold up the others.
 const CONCURRENT_SCANS: usize = 4;

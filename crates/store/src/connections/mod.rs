@@ -46,10 +46,10 @@ const UNUSED_FOR: Duration = Duration::from_secs(10);
 /// Time after which a used connection returns to the driver's pool, which replaces it after half an hour.
 const KEPT_AT_MOST: Duration = Duration::from_secs(60);
 /// Longest use of a plan. Postgres plans a prepared statement once for each connection, by the sizes that the tables have
-/// then. On a new installation they are empty, every index looks alike, and many plans read whole workspaces; Postgres
-/// itself plans anew only after its first ANALYZE, a minute later.
+/// then. On a new installation they are empty, every index looks alike, and many plans read whole workspaces. Postgres
+/// itself replaces a plan after the first ANALYZE of its tables, which takes up to a minute.
 const PLANS_KEPT_AT_MOST: Duration = Duration::from_secs(60);
-/// Least time between two plans of a connection.
+/// Least time between two plans of a connection, whose statements take milliseconds to plan.
 const PLANS_KEPT_AT_LEAST: Duration = Duration::from_secs(1);
 /// Wait for the answer to a test or a BEGIN, for which Postgres itself needs no time.
 const TEST_TIMEOUT: Duration = Duration::from_secs(2);

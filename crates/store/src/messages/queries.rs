@@ -17,7 +17,12 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::{CHANNEL, DEAD_LETTERED, MESSAGE_SOURCE},
     decode::decode_row,
-    messages::{contents::days_of, days::day_of_id, read_state::MAX_COUNTED_READERS, row::ListedMessageRow},
+    messages::{
+        contents::days_of,
+        days::{MESSAGES_BY_KEY, day_of_id},
+        read_state::MAX_COUNTED_READERS,
+        row::ListedMessageRow,
+    },
     observers::filters,
     sizes::MESSAGE_BYTES,
 };
@@ -63,7 +68,7 @@ impl MessageHead {
 
 /// Wraps a selection of `m` (messages) into the columns of [`ListedMessageRow`].
 macro_rules! listed_messages {
-    ($selection:literal) => {
+    ($selection:expr) => {
         concatcp!(
             "SELECT m.message_id, m.channel_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type,
                     m.thread_id, m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type, m.created_at,
@@ -196,13 +201,9 @@ impl Store {
 
     /// Reads these messages, in this order. Removed messages are left out.
     pub async fn listed_messages(&self, scope: WorkspaceScope, ids: &[MessageId]) -> StoreResult<Vec<ListedMessage>> {
-        let rows = sqlx::query(listed_messages!(
-            "SELECT n.* FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
-              CROSS JOIN LATERAL (
-                    SELECT * FROM messages
-                     WHERE workspace_id = $1 AND message_id = k.message_id AND created_on = k.created_on
-                    OFFSET 0) AS n"
-        ))
+        let rows = sqlx::query(listed_messages!(formatcp!(
+            "SELECT m.* FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on) {MESSAGES_BY_KEY}"
+        )))
         .bind(scope.workspace_id())
         .bind(ids)
         .bind(days_of(ids))

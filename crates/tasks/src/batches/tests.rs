@@ -167,10 +167,8 @@ async fn a_busy_queue_waits_for_further_items_and_an_idle_one_does_not() {
     assert_eq!(batches.next().await.unwrap(), [(1, 1), (1, 2)]);
     assert_eq!(started.elapsed(), Duration::ZERO, "the batches before were small");
     send_all(&sender, &[(1, 3)]);
-    let (batch, ()) = tokio::join!(batches.next(), async {
-        tokio::time::sleep(Duration::from_millis(3)).await;
-        send_all(&sender, &[(1, 4)]);
-    });
+    // Polled in this order: the second item arrives while the first one lingers.
+    let (batch, ()) = tokio::join!(biased; batches.next(), async { send_all(&sender, &[(1, 4)]) });
     assert_eq!(batch.unwrap(), [(1, 3), (1, 4)]);
     assert_eq!(started.elapsed(), Duration::from_millis(4));
     send_all(&sender, &[(1, 5), (1, 6), (1, 7)]);
