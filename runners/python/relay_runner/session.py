@@ -12,6 +12,11 @@ from typing import Any
 from .errors import RunnerError, disconnected
 
 VERSION = 2
+# Largest output of a handler, and largest frame; the broker closes the socket of a runner that sends a larger one.
+MAX_OUTPUT = 768 << 10
+MAX_FRAME = 1 << 20
+# Longest error of a handler, in characters.
+MAX_ERROR = 4096
 logger = logging.getLogger("relay_runner")
 
 Json = Any
@@ -57,7 +62,10 @@ class Session:
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = answer
         try:
-            await self._send(json.dumps({"v": VERSION, "type": kind, "request_id": request_id, "payload": payload}))
+            text = encode({"v": VERSION, "type": kind, "request_id": request_id, "payload": payload})
+            if len(text.encode()) > MAX_FRAME:
+                raise RunnerError("frame_too_large", f"the request {kind} is larger than 1 MiB", False)
+            await self._send(text)
             return await answer
         finally:
             self._waiting.pop(request_id, None)
@@ -133,9 +141,13 @@ class Session:
             handler = self._handlers.get(name)
             if handler is None:
                 raise RunnerError("handler_unavailable", "handler_unavailable", False)
-            outcome = {"output": await handler(input, HandlerContext(invocation_id, self))}
+            output = await handler(input, HandlerContext(invocation_id, self))
+            # Before the result is sent: a result that cannot be sent would never end the invocation.
+            if len(encode(output).encode()) > MAX_OUTPUT:
+                raise RunnerError("output_too_large", "output_too_large", False)
+            outcome = {"output": output}
         except Exception as error:
-            outcome = {"error": str(error) or type(error).__name__}
+            outcome = {"error": describe(error)}
         # A cancelled call has its end already.
         if self._calls.pop(invocation_id, None) is None:
             return
@@ -143,6 +155,17 @@ class Session:
             await self.request("handler_result", {"invocation_id": invocation_id, **outcome})
         except RunnerError as error:
             logger.warning("the result of %s was not taken: %s", name, error)
+
+
+def encode(value: Json) -> str:
+    """Writes JSON as it is read everywhere: without NaN, and with `?` for the halves of a character."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace").decode()
+
+
+def describe(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text[:MAX_ERROR]
 
 
 def decode(text: str) -> dict[str, Json] | None:

@@ -53,6 +53,47 @@ class SessionTest(unittest.IsolatedAsyncioTestCase):
         await asyncio.gather(*tasks)
         self.assertEqual(sent, [], "a cancelled call has no result")
 
+    async def test_an_output_that_cannot_be_sent_fails_its_invocation_only(self):
+        circular = []
+        circular.append(circular)
+        outputs = {
+            "set": ({1}, "not JSON serializable"),
+            "nan": (float("nan"), "not JSON compliant"),
+            "circular": (circular, "Circular reference"),
+            "large": ("x" * (768 << 10), "output_too_large"),
+            "half": ("\ud83c", None),
+            "accents": ("é" * (300 << 10), None),
+        }
+
+        def returns(output):
+            async def handler(_, context):
+                return output
+
+            return handler
+
+        async def raises(_, context):
+            raise ValueError("\udc00" + "x" * 100_000)
+
+        under_test, sent = session({**{name: returns(output) for name, (output, _) in outputs.items()}, "raises": raises})
+        for name, (_, problem) in {**outputs, "raises": (None, "?xxx")}.items():
+            payload = {"invocation_id": name, "name": name, "input": {}}
+            under_test.on_text(json.dumps({"v": 2, "type": "invoke_handler", "payload": payload}))
+            await turns()
+            result = sent.pop(0)["payload"]
+            self.assertEqual(result["invocation_id"], name)
+            if problem:
+                self.assertIn(problem, result["error"], name)
+                self.assertLess(len(result["error"]), 5000)
+            else:
+                self.assertIn("output", result, name)
+        self.assertEqual(sent, [])
+
+    async def test_a_request_that_is_too_large_is_not_sent(self):
+        under_test, sent = session({})
+        with self.assertRaises(RunnerError) as raised:
+            await under_test.send_message("ada", "x" * (1 << 20))
+        self.assertEqual((raised.exception.code, sent), ("frame_too_large", []))
+
     async def test_a_lost_connection_fails_requests_and_cancels_handlers(self):
         cancelled = asyncio.Event()
 

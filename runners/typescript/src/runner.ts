@@ -92,6 +92,7 @@ export class Runner {
 
   private async connect(): Promise<void> {
     const { url, apiKey } = await this.connection();
+    if (this.isStopping) return;
     const socket = new WebSocket(`${url.replace(/^http/, 'ws')}/api/fleet/ws`, { headers: { 'x-api-key': apiKey } });
     const session = new Session({ send: (text) => socket.send(text) }, this.handlers, this.onProblem);
     this.socket = socket;
@@ -105,11 +106,14 @@ export class Runner {
     socket.on('error', this.onProblem);
     socket.on('close', (code) => this.onClose(session, code));
     try {
-      await session.register(CLIENT, this.options.manifest);
+      if (!this.isStopping) await session.register(CLIENT, this.options.manifest);
+      // `stop` has found no session that it could withdraw.
+      if (this.isStopping) await session.deregister();
     } catch (error) {
       socket.close();
       throw error;
     }
+    if (this.isStopping) return socket.close();
     this.session = session;
     this.pauseMs = FIRST_PAUSE_MS;
   }

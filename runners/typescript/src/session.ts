@@ -2,6 +2,12 @@
 
 import { decode, RunnerError, VERSION, type AgentSpec, type Manifest, type MessageInput } from './frames.js';
 
+/** Largest output of a handler, and largest frame; the broker closes the socket of a runner that sends a larger one. */
+const MAX_OUTPUT_BYTES = 768 * 1024;
+const MAX_FRAME_BYTES = 1024 * 1024;
+/** Longest error of a handler, in characters. */
+const MAX_ERROR = 4096;
+
 /** Socket of a session. */
 export interface Socket {
   send(text: string): void;
@@ -51,8 +57,12 @@ export class Session {
     if (!this.isOpen) return Promise.reject(disconnected());
     const id = String(++this.lastRequest);
     return new Promise((resolve, reject) => {
+      const text = encode({ v: VERSION, type, request_id: id, payload });
+      if (Buffer.byteLength(text) > MAX_FRAME_BYTES) {
+        throw new RunnerError('frame_too_large', `the request ${type} is larger than 1 MiB`, false);
+      }
       this.waiting.set(id, { resolve, reject });
-      this.socket.send(JSON.stringify({ v: VERSION, type, request_id: id, payload }));
+      this.socket.send(text);
     });
   }
 
@@ -134,10 +144,14 @@ export class Session {
     let outcome: { output: unknown } | { error: string };
     try {
       if (!handler) throw new RunnerError('handler_unavailable', 'handler_unavailable', false);
-      const output = await handler(input, { invocationId, signal: aborter.signal, session: this });
-      outcome = { output: output ?? null };
+      const output = (await handler(input, { invocationId, signal: aborter.signal, session: this })) ?? null;
+      // Before the result is sent: a result that cannot be sent would never end the invocation.
+      if (Buffer.byteLength(encode(output)) > MAX_OUTPUT_BYTES) {
+        throw new RunnerError('output_too_large', 'output_too_large', false);
+      }
+      outcome = { output };
     } catch (error) {
-      outcome = { error: error instanceof Error ? error.message : String(error) };
+      outcome = { error: describe(error) };
     }
     // A cancelled call has its end already.
     if (this.calls.get(invocationId) !== aborter) return;
@@ -147,6 +161,21 @@ export class Session {
     } catch (error) {
       this.onProblem(error);
     }
+  }
+}
+
+/** Writes JSON as it is read everywhere: halves of a character, which are escaped and refused there, are replaced. */
+function encode(value: unknown): string {
+  const text: string | undefined = JSON.stringify(value);
+  if (text === undefined) throw new TypeError(`a ${typeof value} is not JSON`);
+  return text.replace(/\\\\|\\ud[89a-f][0-9a-f]{2}/g, (found) => (found === '\\\\' ? found : '\ufffd'));
+}
+
+function describe(error: unknown): string {
+  try {
+    return String(error instanceof Error ? error.message : error).slice(0, MAX_ERROR);
+  } catch {
+    return 'the handler has failed with something that has no text';
   }
 }
 

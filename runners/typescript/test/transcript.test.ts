@@ -45,6 +45,46 @@ test('the session speaks the transcript', async () => {
   assert.deepEqual(sent, [], 'a cancelled call has no result');
 });
 
+test('an output that cannot be sent fails its invocation only', async () => {
+  const circular: unknown[] = [];
+  circular.push(circular);
+  const cases: [string, unknown, RegExp | undefined][] = [
+    ['bigint', 1n, /BigInt/],
+    ['function', () => {}, /function is not JSON/],
+    ['symbol', Symbol('x'), /symbol is not JSON/],
+    ['circular', circular, /circular/],
+    ['large', 'x'.repeat(768 * 1024), /output_too_large/],
+    ['undefined', undefined, undefined],
+    ['half', { text: '\\ud83c \ud83c \ud83c\udf89' }, undefined],
+    ['accents', 'é'.repeat(300 * 1024), undefined],
+  ];
+  const sent: string[] = [];
+  const raises: Handler = () => {
+    throw Object.create(null);
+  };
+  const named = cases.map(([name, output]): [string, Handler] => [name, () => output]);
+  const session = new Session({ send: (text) => sent.push(text) }, new Map([...named, ['raises', raises]]));
+  for (const [name, , problem] of [...cases, ['raises', undefined, /no text/] as const]) {
+    const payload = { invocation_id: name, name, input: {} };
+    session.onText(JSON.stringify({ v: 2, type: 'invoke_handler', payload }));
+    for (let turn = 0; turn < 20 && sent.length === 0; turn++) await new Promise(setImmediate);
+    const text = sent.shift() ?? '';
+    const result = (JSON.parse(text) as Frame).payload;
+    assert.equal(result['invocation_id'], name);
+    if (problem) assert.match(String(result['error']), problem);
+    else assert.ok('output' in result && !('error' in result), text.slice(0, 200));
+    if (name === 'half') assert.deepEqual(result['output'], { text: '\\ud83c \ufffd \ud83c\udf89' });
+  }
+  assert.deepEqual(sent, []);
+});
+
+test('a request that is too large is not sent', async () => {
+  const sent: string[] = [];
+  const session = new Session({ send: (text) => sent.push(text) }, new Map());
+  await assert.rejects(session.send({ to: 'ada', text: 'x'.repeat(1024 * 1024) }), { code: 'frame_too_large' });
+  assert.deepEqual(sent, []);
+});
+
 test('a lost connection fails requests and aborts handlers', async () => {
   const sent: string[] = [];
   let aborted = false;
