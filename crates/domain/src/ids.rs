@@ -1,6 +1,9 @@
 //! Typed identifiers, so that ids of different kinds cannot be confused.
 //!
-//! Snowflake ids are 63-bit integers in memory and decimal strings in JSON, never JSON numbers.
+//! Snowflake ids are 63-bit integers in memory and decimal strings in JSON, never JSON numbers, except in what the engine
+//! stores for itself ([`as_number`]).
+
+pub mod as_number;
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -38,6 +41,16 @@ macro_rules! id {
             /// Returns the raw value for storage.
             #[must_use]
             pub const fn get(self) -> i64 {
+                self.0
+            }
+        }
+
+        impl as_number::NumericId for $name {
+            fn from_number(number: i64) -> Self {
+                Self(number)
+            }
+
+            fn to_number(self) -> i64 {
                 self.0
             }
         }
@@ -151,6 +164,39 @@ id!(
     ObserverTokenId, "ot_", "observer token"
 );
 
+id!(
+    /// Id of the source of a delivery: a message, an invocation whose outcome is delivered, or a notice of the engine.
+    SourceId, "", "delivery source"
+);
+id!(
+    /// Id of a claim of deliveries by an agent on a poll node.
+    ClaimId, "", "claim"
+);
+id!(
+    /// Id of a stored object: the content of a file as one upload wrote it.
+    FileObjectId, "", "file object"
+);
+
+impl SourceId {
+    /// Returns the `message_id` that clients see, which names the source of whatever kind.
+    #[must_use]
+    pub const fn message_id(self) -> MessageId {
+        MessageId(self.0)
+    }
+}
+
+impl From<MessageId> for SourceId {
+    fn from(id: MessageId) -> Self {
+        Self(id.0)
+    }
+}
+
+impl From<InvocationId> for SourceId {
+    fn from(id: InvocationId) -> Self {
+        Self(id.0)
+    }
+}
+
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -226,7 +272,7 @@ impl ProviderName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeliveryId {
     /// Id of the delivered message, action result or notice.
-    pub source: i64,
+    pub source: SourceId,
     /// Id of the recipient.
     pub agent: AgentId,
     /// 0 for the original delivery, then 1, 2, ….
@@ -256,13 +302,13 @@ impl FromStr for DeliveryId {
         let invalid = InvalidId { kind: "delivery" };
         let mut parts = text.strip_prefix("del_").ok_or(invalid)?.split('_');
         let mut next = || parts.next();
-        let source: MessageId = next().ok_or(invalid)?.parse().map_err(|_| invalid)?;
+        let source: SourceId = next().ok_or(invalid)?.parse().map_err(|_| invalid)?;
         let agent: AgentId = next().ok_or(invalid)?.parse().map_err(|_| invalid)?;
         let redrive_no = match next() {
             None => 0,
             Some(suffix) => suffix.strip_prefix('r').and_then(|n| n.parse().ok()).filter(|n| *n > 0).ok_or(invalid)?,
         };
-        let id = Self { source: source.get(), agent, redrive_no };
+        let id = Self { source, agent, redrive_no };
         // Only the canonical text is accepted, so that one delivery has one id text.
         if id.to_string() == text { Ok(id) } else { Err(invalid) }
     }
@@ -280,6 +326,26 @@ mod tests {
         for text in ["", "del_", "del_1", "del_1_2_", "del_1_2_r0", "del_01_2", "del_1_2_r1_x", "del_-1_2"] {
             assert!(text.parse::<DeliveryId>().is_err(), "{text} is not a delivery id");
         }
+    }
+
+    #[test]
+    fn a_stored_id_is_a_number() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Position {
+            #[serde(with = "as_number")]
+            action_id: ActionId,
+            #[serde(default, skip_serializing_if = "Option::is_none", with = "as_number::option")]
+            agent_id: Option<AgentId>,
+        }
+        for (position, stored) in [
+            (Position { action_id: ActionId(-1), agent_id: Some(AgentId(7)) }, r#"{"action_id":-1,"agent_id":7}"#),
+            (Position { action_id: ActionId(1), agent_id: None }, r#"{"action_id":1}"#),
+        ] {
+            assert_eq!(serde_json::to_string(&position).unwrap(), stored);
+            assert_eq!(serde_json::from_str::<Position>(stored).unwrap(), position);
+        }
+        assert!(serde_json::from_str::<Position>(r#"{"action_id":"act_1"}"#).is_err());
+        assert_eq!(serde_json::from_str::<Position>(r#"{"action_id":1,"agent_id":null}"#).unwrap().agent_id, None);
     }
 
     #[test]

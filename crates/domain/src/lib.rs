@@ -31,8 +31,8 @@ pub mod workspaces;
 
 pub use access::scope::WorkspaceScope;
 pub use ids::{
-    ActionId, AgentId, AttemptId, BatchId, ChannelId, ConversationId, DeliveryId, FileId, GatewayId, InvocationId,
-    MessageId, NodeId, ObserverTokenId, ProviderName, PushWorkerId, ReactionId, RedriveId, SessionEventId,
-    SubscriptionDeliveryId, SubscriptionId, TriggerId, WebhookId, WorkspaceId,
+    ActionId, AgentId, AttemptId, BatchId, ChannelId, ClaimId, ConversationId, DeliveryId, FileId, FileObjectId,
+    GatewayId, InvocationId, MessageId, NodeId, ObserverTokenId, ProviderName, PushWorkerId, ReactionId, RedriveId,
+    SessionEventId, SourceId, SubscriptionDeliveryId, SubscriptionId, TriggerId, WebhookId, WorkspaceId,
 };
 pub use json_text::{JsonEntries, JsonText, encoded_length};

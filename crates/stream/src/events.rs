@@ -7,7 +7,7 @@ use std::future::IntoFuture as _;
 use async_nats::{HeaderMap, Message, Subscriber};
 use bytes::Bytes;
 use futures::StreamExt as _;
-use relay_domain::WorkspaceScope;
+use relay_domain::{WorkspaceScope, events::EventSeq};
 
 use crate::{
     FrameKeys, Stream, StreamError, StreamResult,
@@ -27,9 +27,9 @@ pub(crate) const LAST: &str = "Relay-Last-Seq";
 #[derive(Debug, Clone)]
 pub struct EventRecord {
     /// Number of the first event.
-    pub first_seq: i64,
+    pub first_seq: EventSeq,
     /// Number of the last event.
-    pub last_seq: i64,
+    pub last_seq: EventSeq,
     /// Events as encoded by the engine; empty for a reference.
     pub body: Bytes,
 }

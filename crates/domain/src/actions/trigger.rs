@@ -4,7 +4,7 @@ use std::{convert::Infallible, str::FromStr};
 
 use chrono::{DateTime, Utc};
 
-use crate::{AgentId, TriggerId};
+use crate::{AgentId, TriggerId, events::EventSeq};
 
 /// Maximum number of triggers in one workspace.
 pub const MAX_PER_WORKSPACE: i64 = 500;
@@ -105,7 +105,7 @@ pub struct Trigger {
     pub action_name: String,
     pub enabled: bool,
     /// Seq of the last event before the trigger was enabled; it matches later ones only.
-    pub after_seq: i64,
+    pub after_seq: EventSeq,
     pub last_triggered_at: Option<DateTime<Utc>>,
     /// Reason for which the last match invoked nothing.
     pub last_error: Option<String>,

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 
-use crate::{AgentId, ProviderName};
+use crate::{AgentId, ProviderName, mailboxes::stream::Seq};
 
 /// Binding of an agent to the node that it is located on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Binding {
     /// Time of the last move.
     pub rebound_at: Option<DateTime<Utc>>,
     /// Settled floor of the agent's mailbox.
-    pub settled_floor: i64,
+    pub settled_floor: Seq,
     /// `true` if the endpoint of the node answered that it no longer exists, which ends http_push for this agent.
     pub is_disabled: bool,
 }

@@ -6,3 +6,6 @@ pub mod event_id;
 pub mod kind;
 
 pub use event::{Event, EventBody};
+
+/// Position in the event log of a workspace. The first event is 1; 0 means "none yet".
+pub type EventSeq = i64;

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use chrono::{DateTime, Utc};
 
 use crate::{
-    AgentId, FileId,
+    AgentId, FileId, FileObjectId,
     names::{InvalidText, MAX_CONTENT_TYPE_BYTES, TextProblem, check_length, check_name},
 };
 
@@ -127,7 +127,7 @@ pub struct File {
     pub uploaded_by: String,
     pub status: FileStatus,
     /// The object with its content, once uploaded.
-    pub object_id: Option<i64>,
+    pub object_id: Option<FileObjectId>,
     pub created_at: DateTime<Utc>,
     /// A file that is not complete by then is deleted.
     pub expires_at: DateTime<Utc>,

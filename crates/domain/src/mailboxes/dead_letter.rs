@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 
 use super::stream::Seq;
-use crate::{AgentId, ChannelId, DeliveryId, NodeId, RedriveId};
+use crate::{AgentId, ChannelId, DeliveryId, NodeId, RedriveId, SourceId};
 
 /// Maximum number of redrives of a dead letter, its successors included.
 pub const MAX_REDRIVES: i16 = 3;
@@ -58,7 +58,7 @@ pub struct DeadLetter {
     pub agent_name: Option<String>,
     pub seq: Seq,
     /// Id of the message, action result or notice.
-    pub source_id: i64,
+    pub source_id: SourceId,
     /// Earlier redrives of the message to this agent.
     pub redrive_no: i16,
     pub channel_id: Option<ChannelId>,

@@ -5,6 +5,8 @@
 
 use std::{fmt, str::FromStr};
 
+use super::stream::Seq;
+
 /// State of a delivery, the `status` that clients see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeliveryState {
@@ -210,7 +212,7 @@ impl Settlement {
 /// A dead letter and an acknowledged row keep their state whatever the floor does later. A failed row below the floor
 /// counts as acknowledged, because its recipient acknowledged it in the end.
 #[must_use]
-pub const fn derive_state(seq: i64, sent_seq: i64, ack_floor: i64, settlement: Option<Settlement>) -> DeliveryState {
+pub const fn derive_state(seq: Seq, sent_seq: Seq, ack_floor: Seq, settlement: Option<Settlement>) -> DeliveryState {
     match settlement {
         Some(Settlement::DeadLettered) => DeliveryState::DeadLettered,
         Some(Settlement::Acked) => DeliveryState::Acked,
@@ -255,7 +257,7 @@ pub const fn apply_request(
 
 /// Extends a settled floor over the rows in `settled` (ascending, repeats allowed) that follow it without a gap.
 #[must_use]
-pub fn extend_floor(floor: i64, settled: impl IntoIterator<Item = i64>) -> i64 {
+pub fn extend_floor(floor: Seq, settled: impl IntoIterator<Item = Seq>) -> Seq {
     let mut floor = floor;
     for seq in settled {
         if seq > floor + 1 {

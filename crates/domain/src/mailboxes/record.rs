@@ -5,6 +5,7 @@ use chrono::{DateTime, Utc};
 use super::{
     dead_letter::DeadLetterReason,
     delivery::{DeliveryState, Mode, Reason, Settlement, SettlementRequest, derive_state},
+    stream::Seq,
 };
 use crate::{
     AgentId, ChannelId, ConversationId, DeliveryId, MessageId, NodeId,
@@ -18,7 +19,7 @@ pub struct Delivery {
     /// Id, which names the source and the recipient.
     pub id: DeliveryId,
     /// Position in the recipient's mailbox.
-    pub seq: i64,
+    pub seq: Seq,
     /// Channel of the message.
     pub channel_id: Option<ChannelId>,
     /// Conversation of the message.
@@ -36,9 +37,9 @@ pub struct Delivery {
     /// End of the delivery's lifetime.
     pub expires_at: DateTime<Utc>,
     /// Highest seq of the mailbox recorded as written to a socket.
-    pub sent_seq: i64,
+    pub sent_seq: Seq,
     /// Ack floor of the mailbox.
-    pub ack_floor: i64,
+    pub ack_floor: Seq,
     /// Time when the ack floor passed the delivery, to the second.
     pub floor_acked_at: Option<DateTime<Utc>>,
     /// Decision of the recipient or the engine about this delivery alone.
@@ -69,7 +70,7 @@ pub struct SettlementRecord {
     /// Failures so far, if it is deferred because of them.
     pub retry_no: i16,
     /// Seq of the delivery that replaced it.
-    pub redriven_seq: Option<i64>,
+    pub redriven_seq: Option<Seq>,
 }
 
 /// Node of a delivery, as it is now.
@@ -177,9 +178,9 @@ pub struct Mailbox {
     #[cfg_attr(feature = "sqlx", sqlx(rename = "name"))]
     pub agent_name: String,
     /// Seq of the newest delivery; 0 if there is none.
-    pub last_seq: i64,
-    pub ack_floor: i64,
-    pub settled_floor: i64,
+    pub last_seq: Seq,
+    pub ack_floor: Seq,
+    pub settled_floor: Seq,
 }
 
 /// Report of a recipient about one of its deliveries.

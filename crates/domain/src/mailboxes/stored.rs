@@ -8,7 +8,7 @@ use super::{
     delivery::{Mode, Settlement, SourceKind},
     stream::Seq,
 };
-use crate::{AgentId, DeliveryId, JsonText, WorkspaceId, WorkspaceScope, messages::Message};
+use crate::{AgentId, DeliveryId, JsonText, SourceId, WorkspaceId, WorkspaceScope, messages::Message};
 
 /// Memory of a delivery besides its content, in bytes.
 const ROW_BYTES: usize = 256;
@@ -50,7 +50,7 @@ pub struct StoredDelivery {
     /// Position in the mailbox.
     pub seq: Seq,
     /// Id of the message or the invocation.
-    pub source_id: i64,
+    pub source_id: SourceId,
     /// 0 for the original.
     pub redrive_no: i16,
     /// Requested injection mode.
@@ -100,7 +100,7 @@ impl AsRef<Self> for StoredDelivery {
 pub struct ContentBudget {
     limit: usize,
     used: usize,
-    counted: HashSet<(WorkspaceId, i64)>,
+    counted: HashSet<(WorkspaceId, SourceId)>,
 }
 
 impl ContentBudget {
@@ -155,14 +155,14 @@ mod tests {
 
     use super::*;
 
-    fn row(agent: i64, source_id: i64, bytes: usize) -> StoredDelivery {
+    fn row(agent: i64, seq: Seq, bytes: usize) -> StoredDelivery {
         StoredDelivery {
             scope: WorkspaceScope::from_engine_row(WorkspaceId::new(1)),
             agent_id: AgentId::new(agent),
             agent_name: "bob".into(),
             location: ("n".into(), None),
-            seq: source_id,
-            source_id,
+            seq,
+            source_id: SourceId::new(seq),
             redrive_no: 0,
             mode: Mode::Wait,
             expires_at: DateTime::UNIX_EPOCH,

@@ -3,7 +3,10 @@
 
 use chrono::{DateTime, Utc};
 
-use crate::{AgentId, NodeId, WorkspaceScope, mailboxes::StoredDelivery};
+use crate::{
+    AgentId, NodeId, WorkspaceScope,
+    mailboxes::{StoredDelivery, stream::Seq},
+};
 
 /// Maximum number of redelivered rows, and of new rows, that one read returns per mailbox.
 pub const PAGE: i64 = 50;
@@ -25,7 +28,7 @@ pub struct LeasedMailbox {
     /// Fences the worker's writes.
     pub epoch: i64,
     /// Push position: every row up to here has been handed over, is settled, or is deferred.
-    pub pushed_seq: i64,
+    pub pushed_seq: Seq,
     /// Recovery epoch of the claim. After a recovery the position may be that of lost rows, and is not written any more.
     pub recovery_epoch: Option<i64>,
 }

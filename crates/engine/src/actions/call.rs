@@ -254,7 +254,7 @@ impl Actions {
         let in_progress = || EngineError::Conflict(Conflict::IdempotencyInProgress);
         // Absent: the first request was refused, or its outcome is not known yet.
         let replay = self.core.replay(scope, &key.ok_or_else(in_progress)?).await?.ok_or_else(in_progress)?;
-        let id = replay.record::<InvocationRecord>().ok_or_else(in_progress)?.id();
+        let id = replay.record::<InvocationRecord>().ok_or_else(in_progress)?.invocation_id;
         let row = self.core.store.invocation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Invocation))?;
         Ok(PlacedInvocation {
             id,

@@ -27,7 +27,7 @@ impl Actions {
         let Some(key) = key else { return Ok(None) };
         let before = self.core.replay(scope, key).await?;
         match before.and_then(Replay::record::<InvocationRecord>) {
-            Some(before) => Ok(Some(self.load_receipt(scope, before.id()).await?)),
+            Some(before) => Ok(Some(self.load_receipt(scope, before.invocation_id).await?)),
             None => Ok(None),
         }
     }

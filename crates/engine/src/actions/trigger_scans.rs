@@ -11,7 +11,10 @@ use futures::StreamExt as _;
 use relay_domain::{
     MessageId, TriggerId, WorkspaceScope,
     actions::trigger::{Trigger, TriggerFacts, matches_scope},
-    events::kind::{MESSAGE_CREATED, THREAD_REPLY},
+    events::{
+        EventSeq,
+        kind::{MESSAGE_CREATED, THREAD_REPLY},
+    },
     messages::Message,
 };
 use relay_store::{actions::triggers::TriggerScan, events::RecordedEvents};
@@ -54,7 +57,7 @@ struct ScanOutcome {
     /// Number of invocations.
     fired: u64,
     /// Position up to which everything was invoked.
-    reached: i64,
+    reached: EventSeq,
     /// True if the next message has to wait, because too many invocations are open.
     waits: bool,
 }
@@ -93,7 +96,7 @@ async fn scan_and_record(engine: &Engine, part: &TriggerScan) -> EngineResult<Sc
 }
 
 async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOutcome> {
-    let through = |fired: u64, reached: i64| ScanOutcome { fired, reached, waits: false };
+    let through = |fired: u64, reached: EventSeq| ScanOutcome { fired, reached, waits: false };
     let records = engine.store().events_since(part.scope, part.reached_seq, EVENTS_AT_ONCE).await?;
     let Some(last) = records.last() else {
         // Retention has dropped the events.
@@ -151,7 +154,7 @@ async fn matching_triggers<'a>(
     engine: &Engine,
     scope: WorkspaceScope,
     triggers: &'a [Trigger],
-    (seq, message): (i64, &Message),
+    (seq, message): (EventSeq, &Message),
 ) -> EngineResult<Option<Vec<&'a Trigger>>> {
     let seen = TriggerFacts { channel: &message.channel_name, mentions: &message.mentions };
     let in_scope =
@@ -174,7 +177,7 @@ async fn matching_triggers<'a>(
 }
 
 /// Lists the messages of channels and their threads among the events above `since`, with the events' numbers.
-fn posted_messages(records: &[RecordedEvents], since: i64) -> Vec<(i64, MessageId)> {
+fn posted_messages(records: &[RecordedEvents], since: EventSeq) -> Vec<(EventSeq, MessageId)> {
     message_events(records, |seq, event| {
         let said = event.kind == MESSAGE_CREATED || event.kind == THREAD_REPLY;
         said && event.conversation_id.is_none() && seq > since

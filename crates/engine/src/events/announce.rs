@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use relay_domain::{MessageId, messages::Message};
+use relay_domain::{MessageId, events::EventSeq, messages::Message};
 use relay_store::events::{Event, EventBody, RecordedEvents};
 use relay_stream::EventRecord;
 use relay_tasks::spawn_isolated;
@@ -78,8 +78,8 @@ fn message_of<'a>(event: &Event, messages: &'a HashMap<MessageId, Message>) -> O
 /// Lists the message events among these records that pass `wanted`: the events' numbers and the messages'.
 pub(crate) fn message_events(
     records: &[RecordedEvents],
-    wanted: impl Fn(i64, &Event) -> bool,
-) -> Vec<(i64, MessageId)> {
+    wanted: impl Fn(EventSeq, &Event) -> bool,
+) -> Vec<(EventSeq, MessageId)> {
     let numbered = records.iter().flat_map(|record| (record.first_seq..).zip(&record.events));
     numbered
         .filter(|(seq, event)| wanted(*seq, event))

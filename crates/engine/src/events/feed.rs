@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use relay_domain::WorkspaceScope;
+use relay_domain::{WorkspaceScope, events::EventSeq};
 use relay_stream::{EventCopy, EventRecord, EventTail};
 use relay_tasks::spawn_isolated;
 use tokio::{
@@ -62,12 +62,12 @@ pub(super) struct Feed {
 
 impl Feed {
     /// Subscribes to all events from the returned number on.
-    pub(super) fn subscribe(&self) -> (broadcast::Receiver<Arc<LogEvent>>, i64) {
+    pub(super) fn subscribe(&self) -> (broadcast::Receiver<Arc<LogEvent>>, EventSeq) {
         let receiver = self.sender.subscribe();
         (receiver, self.next_seq())
     }
 
-    fn next_seq(&self) -> i64 {
+    fn next_seq(&self) -> EventSeq {
         self.next.load(Ordering::SeqCst)
     }
 
@@ -116,7 +116,7 @@ impl Core {
 
 /// Keeps a feed going until its last observer drops it.
 async fn follow_feed(events: Events, feed: Weak<Feed>, mut tail: EventTail) {
-    let mut out_of_order: BTreeMap<i64, EventRecord> = BTreeMap::new();
+    let mut out_of_order: BTreeMap<EventSeq, EventRecord> = BTreeMap::new();
     let mut patience: Option<Instant> = None;
     // An unverified message asks for a read, no sooner than an early record does.
     let mut doubted = false;
@@ -158,7 +158,7 @@ async fn follow_feed(events: Events, feed: Weak<Feed>, mut tail: EventTail) {
 
 /// Sends a record's events if they are next, and then those that waited for them. Returns true if Postgres must be
 /// read.
-fn accept_record(feed: &Feed, out_of_order: &mut BTreeMap<i64, EventRecord>, record: EventRecord) -> bool {
+fn accept_record(feed: &Feed, out_of_order: &mut BTreeMap<EventSeq, EventRecord>, record: EventRecord) -> bool {
     let mut record = record;
     loop {
         if record.first_seq > feed.next_seq() {
@@ -209,7 +209,7 @@ async fn repair(log: &Events, feed: &Feed) -> EngineResult<()> {
 
 /// Compares the feeds with their heads, and keeps their workspaces watched, until the engine is dropped.
 pub(crate) async fn check_feeds(engine: Weak<Inner>) {
-    let mut seen: HashMap<WorkspaceScope, i64> = HashMap::new();
+    let mut seen: HashMap<WorkspaceScope, EventSeq> = HashMap::new();
     let mut watched_at = Instant::now();
     loop {
         tokio::time::sleep(CHECK_EVERY).await;

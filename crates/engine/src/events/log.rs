@@ -1,6 +1,6 @@
 //! Event log of a workspace, read in order.
 
-use relay_domain::{WorkspaceScope, observers::ObserverView};
+use relay_domain::{WorkspaceScope, events::EventSeq, observers::ObserverView};
 use relay_tasks::byte_budget::ByteLease;
 use relay_wire::events::observer_frame;
 
@@ -26,9 +26,9 @@ pub struct EventPage {
     /// Memory that the events take until they are sent.
     pub memory: ByteLease,
     /// Number of the newest event of the workspace, visible or not.
-    pub latest_seq: i64,
+    pub latest_seq: EventSeq,
     /// Cursor of the next page: the number of the last scanned event.
-    pub next_since: i64,
+    pub next_since: EventSeq,
 }
 
 impl Events {
@@ -37,7 +37,7 @@ impl Events {
         &self,
         scope: WorkspaceScope,
         view: &ObserverView,
-        since: i64,
+        since: EventSeq,
         limit: i64,
     ) -> EngineResult<EventPage> {
         self.core.watch_events(&[scope]).await?;
@@ -76,7 +76,7 @@ impl Events {
     pub(super) async fn events_after(
         &self,
         scope: WorkspaceScope,
-        since: i64,
+        since: EventSeq,
         events: i64,
     ) -> EngineResult<Vec<LogEvent>> {
         let store = &self.core.store;

@@ -15,7 +15,10 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, ChannelId, WorkspaceScope, events::kind::EventFacts};
+use relay_domain::{
+    AgentId, ChannelId, WorkspaceScope,
+    events::{EventSeq, kind::EventFacts},
+};
 use relay_store::events::Event;
 use relay_stream::Stream;
 use serde::{Deserialize, Serialize};
@@ -29,7 +32,7 @@ pub use stream::{EventStream, StreamItem};
 use crate::{channels::audiences::Audiences, core::Core};
 
 /// Cache of frames above [`INLINE_FRAME`].
-pub(crate) type LargeFrames = moka::sync::Cache<(WorkspaceScope, i64), Arc<RawValue>>;
+pub(crate) type LargeFrames = moka::sync::Cache<(WorkspaceScope, EventSeq), Arc<RawValue>>;
 
 /// Bound of the cache.
 const LARGE_FRAMES_BYTES: u64 = 32 * 1024 * 1024;
@@ -47,7 +50,7 @@ const INLINE_FRAME: usize = 16 * 1024;
 
 #[derive(Debug, Clone)]
 pub struct LogEvent {
-    pub seq: i64,
+    pub seq: EventSeq,
     pub kind: String,
     pub channel_id: Option<ChannelId>,
     pub channel_name: Option<String>,
@@ -118,7 +121,7 @@ impl PublishedEvent {
         }
     }
 
-    fn into_log_event(self, seq: i64, created_at: DateTime<Utc>) -> LogEvent {
+    fn into_log_event(self, seq: EventSeq, created_at: DateTime<Utc>) -> LogEvent {
         LogEvent {
             seq,
             kind: self.k,
@@ -134,7 +137,7 @@ impl PublishedEvent {
 }
 
 impl LogEvent {
-    fn new(seq: i64, created_at: DateTime<Utc>, event: Event, frame: Box<RawValue>) -> Self {
+    fn new(seq: EventSeq, created_at: DateTime<Utc>, event: Event, frame: Box<RawValue>) -> Self {
         Self {
             seq,
             kind: event.kind.into_owned(),

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
-use relay_domain::WorkspaceScope;
+use relay_domain::{WorkspaceScope, events::EventSeq};
 use relay_tasks::byte_budget::ByteLease;
 use serde_json::value::RawValue;
 use tokio::sync::broadcast::{
@@ -25,7 +25,7 @@ pub enum StreamItem {
     /// Event, in order. The caller checks its visibility.
     Event(Arc<LogEvent>),
     /// The requested position is no longer kept, or never existed: the stream continues with the oldest kept event.
-    Resync { oldest_seq: i64, latest_seq: i64 },
+    Resync { oldest_seq: EventSeq, latest_seq: EventSeq },
     /// The observer read too slowly and must resume from the log.
     TooSlow,
 }
@@ -36,9 +36,9 @@ pub struct EventStream {
     feed: Arc<Feed>,
     receiver: broadcast::Receiver<Arc<LogEvent>>,
     /// Number of the next item.
-    next: i64,
+    next: EventSeq,
     /// Events below this number come from the log, not from the feed.
-    live_from: i64,
+    live_from: EventSeq,
     backlog: VecDeque<Arc<LogEvent>>,
     /// Memory of a backlog that was read from the log, until its last event was written.
     memory: Option<ByteLease>,
@@ -47,7 +47,7 @@ pub struct EventStream {
 
 impl Events {
     /// Opens a stream of a workspace's events: those above `since`, or those from now on.
-    pub async fn observe(&self, scope: WorkspaceScope, since: Option<i64>) -> EngineResult<EventStream> {
+    pub async fn observe(&self, scope: WorkspaceScope, since: Option<EventSeq>) -> EngineResult<EventStream> {
         let feed = self.feed(scope).await?;
         let (receiver, live_from) = feed.subscribe();
         let (mut next, mut resync) = (live_from, None);
@@ -76,8 +76,8 @@ impl Events {
     pub async fn between(
         &self,
         scope: WorkspaceScope,
-        since: i64,
-        before: i64,
+        since: EventSeq,
+        before: EventSeq,
     ) -> EngineResult<(Vec<LogEvent>, ByteLease)> {
         let (mut events, memory) = self.read_held(scope, since, CATCH_UP_PAGE.min(before - since - 1)).await?;
         events.retain(|event| event.seq < before);
@@ -88,7 +88,7 @@ impl Events {
     async fn read_held(
         &self,
         scope: WorkspaceScope,
-        since: i64,
+        since: EventSeq,
         events: i64,
     ) -> EngineResult<(Vec<LogEvent>, ByteLease)> {
         let mut memory = self.core.reserve_answer(scope, PAGE_MEMORY).await?;
@@ -141,7 +141,7 @@ impl Events {
 impl EventStream {
     /// Number of the next event.
     #[must_use]
-    pub const fn position(&self) -> i64 {
+    pub const fn position(&self) -> EventSeq {
         self.next
     }
 

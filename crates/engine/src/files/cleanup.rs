@@ -22,8 +22,11 @@ impl Files {
         let mut removed = Vec::with_capacity(due.len());
         let mut failure = None;
         for object in due {
-            let key =
-                BlobKey { workspace: object.workspace_id.get(), file: object.file_id.get(), object: object.object_id };
+            let key = BlobKey {
+                workspace: object.workspace_id.get(),
+                file: object.file_id.get(),
+                object: object.object_id.get(),
+            };
             match self.storage.blobs.delete(key).await {
                 Ok(()) => removed.push(object),
                 Err(error) => failure = Some(error),

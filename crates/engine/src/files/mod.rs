@@ -14,7 +14,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_blobs::{BlobKey, Blobs};
 use relay_domain::{
-    AgentId, FileId, WorkspaceScope,
+    AgentId, FileId, FileObjectId, WorkspaceScope,
     files::{ContentTypeRules, File, FileStatus, MAX_ATTACHMENTS, check_content_type, check_filename},
     workspaces::plan::Quota,
 };
@@ -255,6 +255,6 @@ impl Files {
     }
 }
 
-const fn blob_key(scope: WorkspaceScope, file: FileId, object: i64) -> BlobKey {
-    BlobKey { workspace: scope.workspace_id().get(), file: file.get(), object }
+const fn blob_key(scope: WorkspaceScope, file: FileId, object: FileObjectId) -> BlobKey {
+    BlobKey { workspace: scope.workspace_id().get(), file: file.get(), object: object.get() }
 }

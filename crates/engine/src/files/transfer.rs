@@ -6,7 +6,10 @@ use bytes::Bytes;
 use chrono::TimeDelta;
 use futures::{Stream, StreamExt as _, stream::BoxStream};
 use relay_blobs::{BlobError, BlobResult, Upload};
-use relay_domain::files::{File, FileStatus};
+use relay_domain::{
+    FileObjectId,
+    files::{File, FileStatus},
+};
 use relay_tasks::spawn_isolated;
 use tokio::{
     sync::mpsc,
@@ -75,7 +78,7 @@ impl Files {
         S: Stream<Item = Result<Bytes, E>> + Unpin,
     {
         // Each upload has an object of its own, so that concurrent uploads of a file never mix their bytes.
-        let object = self.core.next_id();
+        let object = FileObjectId::new(self.core.next_id());
         if !self.core.store.begin_upload(grant.scope, grant.file, object, self.core.now() + CLEANUP_AFTER).await? {
             return Err(EngineError::NotFound(Missing::File));
         }
@@ -114,7 +117,7 @@ impl Files {
         let object = object.ok_or(EngineError::NotFound(Missing::File))?;
         let bytes = self.storage.blobs.read(blob_key(grant.scope, grant.file, object)).await?;
         let bytes = bytes.ok_or_else(|| {
-            tracing::error!(file.id = %grant.file, object.id = object, "the bytes of a complete file are missing");
+            tracing::error!(file.id = %grant.file, object.id = %object, "the bytes of a complete file are missing");
             EngineError::Internal(Fault::FileBytesMissing)
         })?;
         // Bounds the memory of a download; the client's pace holds the reader back.

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use relay_domain::{mailboxes::Delivery, metric_names};
+use relay_domain::{
+    ClaimId,
+    mailboxes::{Delivery, stream::Seq},
+    metric_names,
+};
 use relay_store::mailboxes::claims::{ClaimLease, ClaimOutcome, NewClaim};
 use tokio::time::Instant;
 
@@ -74,7 +78,7 @@ impl Mailboxes {
         let claim = NewClaim {
             agent: caller.agent_id,
             token_generation: caller.token_generation,
-            claim_id: self.core.next_id(),
+            claim_id: ClaimId::new(self.core.next_id()),
             limit,
             lease,
         };
@@ -82,7 +86,7 @@ impl Mailboxes {
     }
 
     async fn load_claimed(&self, caller: &AgentCaller, claimed: &[ClaimLease]) -> EngineResult<Parts<ClaimedDelivery>> {
-        let seqs: Vec<i64> = claimed.iter().map(|one| one.seq).collect();
+        let seqs: Vec<Seq> = claimed.iter().map(|one| one.seq).collect();
         let deliveries = self.core.store.deliveries_at(caller.scope, caller.agent_id, &seqs).await?;
         let own = |seq| claimed.iter().find(|one| one.seq == seq).copied();
         let claimed: Vec<_> = deliveries

@@ -5,7 +5,10 @@ use std::time::Duration;
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
     AgentId, DeliveryId, RedriveId, WorkspaceId, WorkspaceScope,
-    mailboxes::dead_letter::{DeadLetter, DeadLetterReason, MAX_REDRIVES, REDRIVE_RATE, Redrive},
+    mailboxes::{
+        dead_letter::{DeadLetter, DeadLetterReason, MAX_REDRIVES, REDRIVE_RATE, Redrive},
+        stream::Seq,
+    },
     metric_names,
 };
 pub use relay_store::mailboxes::{
@@ -95,7 +98,7 @@ impl Mailboxes {
     ///
     /// # Errors
     /// When there is no such letter, or it cannot be redriven.
-    pub async fn redrive_one(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<(DeliveryId, i64)> {
+    pub async fn redrive_one(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<(DeliveryId, Seq)> {
         let done = redrive_one(&self.core.store, scope, id, self.core.now()).await?;
         if done.now {
             metrics::counter!(metric_names::DELIVERIES_REDRIVEN).increment(1);
@@ -213,7 +216,7 @@ impl DeadLetterAdmin {
     ///
     /// # Errors
     /// When there is no such letter, or it cannot be sent again.
-    pub async fn redrive_one(&self, id: DeliveryId) -> EngineResult<(DeliveryId, i64)> {
+    pub async fn redrive_one(&self, id: DeliveryId) -> EngineResult<(DeliveryId, Seq)> {
         let done = redrive_one(&self.store, self.scope, id, self.now()).await?;
         Ok((done.fresh, done.seq))
     }
@@ -254,7 +257,7 @@ impl DeadLetterAdmin {
 
 struct RedriveResult {
     fresh: DeliveryId,
-    seq: i64,
+    seq: Seq,
     /// True if this call redrove it.
     now: bool,
     recorded: Option<RecordedEvents>,

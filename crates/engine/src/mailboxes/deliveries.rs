@@ -107,7 +107,7 @@ fn report_events(
         DeliveryReport::Ack => {
             let read = reported.first_read_at.map(|at| {
                 let data = MessageRead {
-                    message_id: MessageId::new(id.source),
+                    message_id: id.source.message_id(),
                     agent_name: &caller.name,
                     agent_id: id.agent,
                     read_at: at.into(),
@@ -130,7 +130,7 @@ fn report_events(
             if let Some((fresh, seq)) = reported.redriven_as {
                 let accepted = DeliveryRedriven {
                     delivery_id: fresh,
-                    message_id: MessageId::new(id.source),
+                    message_id: id.source.message_id(),
                     agent_id: id.agent,
                     seq,
                     redrive_of: id,
@@ -171,5 +171,5 @@ fn check_report(report: &DeliveryReport) -> EngineResult<()> {
 /// Returns the message of a delivery and the place of its text, which is read apart from the list.
 pub(super) fn text_slot(delivery: &mut Delivery) -> Option<(MessageId, &mut String)> {
     let message = delivery.message.as_mut()?;
-    Some((MessageId::new(delivery.id.source), &mut message.text))
+    Some((delivery.id.source.message_id(), &mut message.text))
 }

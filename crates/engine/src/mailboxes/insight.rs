@@ -109,7 +109,10 @@ fn trace_delivery(row: TracedDelivery, attempts: Vec<DeliveryAttempt>) -> Delive
 
 #[cfg(test)]
 mod tests {
-    use relay_domain::{AgentId, AttemptId, NodeId, mailboxes::delivery::Reason};
+    use relay_domain::{
+        AgentId, AttemptId, NodeId,
+        mailboxes::{delivery::Reason, stream::Seq},
+    };
 
     use super::*;
 
@@ -118,8 +121,8 @@ mod tests {
     }
 
     fn steps(
-        sent_seq: i64,
-        ack_floor: i64,
+        sent_seq: Seq,
+        ack_floor: Seq,
         settlement: Option<Settlement>,
         attempts: Vec<DeliveryAttempt>,
     ) -> (&'static str, Vec<TraceStep>) {

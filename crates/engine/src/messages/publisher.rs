@@ -178,7 +178,7 @@ impl Committed {
             for ((recipient, name), row) in s.send.recipients.iter().zip(&s.names).zip(&s.rows) {
                 let Some(row) = row else { continue };
                 let payload = shared.get_or_insert_with(|| payload::payload(message, name));
-                let id = DeliveryId { source: message.id.get(), agent: recipient.agent_id, redrive_no: 0 };
+                let id = DeliveryId { source: message.id.into(), agent: recipient.agent_id, redrive_no: 0 };
                 let provider = row.provider.as_ref().map_or("", |p| p.as_str());
                 frames.push(LogFrame {
                     scope: s.send.scope,

@@ -63,8 +63,11 @@ pub(super) fn read_delivery(logged: LoggedFrame) -> Option<LoggedDelivery> {
     let mode = frame.as_ref().and_then(|frame| frame.mode.parse::<Mode>().ok()).unwrap_or_default();
     let message = frame.filter(|_| is_message).and_then(|frame| read_message(frame.payload.data));
     // A redrive was created when it was stored, anything else with its source.
-    let made_at =
-        if delivery_id.redrive_no == 0 { snowflake::created_at_ms(delivery_id.source) } else { logged.stored_at_ms };
+    let made_at = if delivery_id.redrive_no == 0 {
+        snowflake::created_at_ms(delivery_id.source.get())
+    } else {
+        logged.stored_at_ms
+    };
     Some(LoggedDelivery {
         scope: logged.scope,
         agent_id: logged.agent_id,
@@ -134,7 +137,7 @@ mod tests {
     }
 
     fn back(message: &Message) -> LoggedDelivery {
-        let id = DeliveryId { source: message.id.get(), agent: AgentId::new(9), redrive_no: 0 };
+        let id = DeliveryId { source: message.id.into(), agent: AgentId::new(9), redrive_no: 0 };
         let body = deliver_frame::deliver_frame(id, "bob", 3, Mode::Steer, &payload::payload(message, "bob"));
         let logged = LoggedFrame {
             scope: WorkspaceScope::from_engine_row(WorkspaceId::new(1)),

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use relay_domain::{
     AgentId, InvocationId, WorkspaceScope,
     access::rights::Right,
-    events::{Event, EventBody},
+    events::{Event, EventBody, EventSeq},
     subscriptions::view::{EventReach, reach_of_event},
 };
 use relay_store::events::RecordedEvents;
@@ -70,7 +70,7 @@ impl Subscriptions {
         &self,
         lease: &Lease,
         records: &[RecordedEvents],
-        since: i64,
+        since: EventSeq,
     ) -> EngineResult<EventReader> {
         let access = match lease.owner {
             None => EventAccess::All,

@@ -2,7 +2,7 @@
 //! for 24 hours. The batch commit claims those of its sends itself ([`crate::messages::commit_in_steps`]).
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, InvocationId, MessageId, SessionEventId, WorkspaceId, WorkspaceScope};
+use relay_domain::{AgentId, InvocationId, MessageId, SessionEventId, WorkspaceId, WorkspaceScope, ids::as_number};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::types::Json;
@@ -31,15 +31,8 @@ pub struct PostRecord {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct InvocationRecord {
     /// As a number, unlike the ids of other records.
-    pub invocation_id: i64,
-}
-
-impl InvocationRecord {
-    /// Returns the id of the invocation.
-    #[must_use]
-    pub const fn id(&self) -> InvocationId {
-        InvocationId::new(self.invocation_id)
-    }
+    #[serde(with = "as_number")]
+    pub invocation_id: InvocationId,
 }
 
 /// Record of a session event.

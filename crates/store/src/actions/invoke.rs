@@ -374,7 +374,7 @@ pub(crate) async fn claim_keys(tx: &mut Session, new: &[&NewInvocation]) -> Stor
     keyed.sort_unstable_by_key(|(_, workspace, key)| (*workspace, key.hash));
     let mut used = vec![false; new.len()];
     for (nth, workspace, key) in keyed {
-        let record = InvocationRecord { invocation_id: new[nth].id.get() };
+        let record = InvocationRecord { invocation_id: new[nth].id };
         used[nth] = !claim_key(tx, workspace, &key, &record).await?;
     }
     Ok(used)

@@ -8,6 +8,7 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     MessageId, TriggerId, WorkspaceId, WorkspaceScope,
     actions::trigger::{Trigger, TriggerChange},
+    events::EventSeq,
 };
 
 use crate::{Store, StoreError, StoreResult, connections::Session};
@@ -17,9 +18,9 @@ use crate::{Store, StoreError, StoreResult, connections::Session};
 pub struct TriggerScan {
     pub scope: WorkspaceScope,
     /// Seq of the last event that was scanned.
-    pub reached_seq: i64,
+    pub reached_seq: EventSeq,
     /// Seq of the newest event.
-    pub newest_seq: i64,
+    pub newest_seq: EventSeq,
 }
 
 macro_rules! columns {
@@ -158,7 +159,7 @@ impl Store {
     /// Claims up to `limit` workspaces with unscanned events, for `seconds`: those that were scanned least recently, and
     /// `of_family` of one family at most.
     pub async fn claim_trigger_scans(&self, limit: i64, of_family: i64, seconds: i32) -> StoreResult<Vec<TriggerScan>> {
-        let rows: Vec<(WorkspaceId, i64, i64)> = sqlx::query_as(
+        let rows: Vec<(WorkspaceId, EventSeq, EventSeq)> = sqlx::query_as(
             "WITH behind AS (
                  SELECT p.workspace_id, h.next_seq - 1 AS newest_seq,
                         row_number() OVER (PARTITION BY coalesce(w.created_by, p.workspace_id)
@@ -192,7 +193,7 @@ impl Store {
 
     /// Records the scan position `seq` and ends the claim now, so that the workspace queues behind the others. The update
     /// requires the claimed position: a worker whose claim expired cannot move the position of its successor.
-    pub async fn finish_trigger_scan(&self, claimed: &TriggerScan, seq: i64) -> StoreResult<()> {
+    pub async fn finish_trigger_scan(&self, claimed: &TriggerScan, seq: EventSeq) -> StoreResult<()> {
         sqlx::query(
             "UPDATE trigger_progress SET reached_seq = $3, claimed_until = relay_now()
               WHERE workspace_id = $1 AND reached_seq = $2",
@@ -207,7 +208,7 @@ impl Store {
     }
 
     /// Records the scan position `seq` and keeps the claim, so that the rest waits until the claim expires.
-    pub async fn record_trigger_progress(&self, claimed: &TriggerScan, seq: i64) -> StoreResult<()> {
+    pub async fn record_trigger_progress(&self, claimed: &TriggerScan, seq: EventSeq) -> StoreResult<()> {
         sqlx::query("UPDATE trigger_progress SET reached_seq = $3 WHERE workspace_id = $1 AND reached_seq = $2")
             .bind(claimed.scope.workspace_id())
             .bind(claimed.reached_seq)

@@ -2,7 +2,10 @@
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceScope, mailboxes::delivery::Settlement};
+use relay_domain::{
+    AgentId, NodeId, ProviderName, SourceId, WorkspaceScope,
+    mailboxes::{delivery::Settlement, stream::Seq},
+};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -22,19 +25,19 @@ pub struct MailboxDetails {
     /// Whether that provider, or any of the node without a pin, is connected.
     pub connected: bool,
     /// Seq of the next delivery.
-    pub next_seq: i64,
+    pub next_seq: Seq,
     /// Highest seq written to a socket.
-    pub sent_seq: i64,
-    pub ack_floor: i64,
-    pub settled_floor: i64,
+    pub sent_seq: Seq,
+    pub ack_floor: Seq,
+    pub settled_floor: Seq,
     /// Seqs above the settled floor without a row, at most 20: there should be none.
-    pub holes: Vec<i64>,
+    pub holes: Vec<Seq>,
 }
 
 /// Row that was settled or deferred apart from the floors.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
 pub struct MailboxSettlement {
-    pub seq: i64,
+    pub seq: Seq,
     /// Serialized as its code.
     #[serde(serialize_with = "serialize_code")]
     pub state: Settlement,
@@ -47,9 +50,9 @@ pub struct MailboxSettlement {
 /// Delivery row.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
 pub struct MailboxEntry {
-    pub seq: i64,
+    pub seq: Seq,
     /// Delivered message or invocation result.
-    pub source_id: i64,
+    pub source_id: SourceId,
     /// Number of redrives.
     pub redrive_no: i16,
     pub created_at: DateTime<Utc>,
@@ -64,9 +67,9 @@ pub struct DeadLetterSummary {
     /// Name of the recipient.
     pub agent: String,
     pub agent_id: AgentId,
-    pub seq: i64,
+    pub seq: Seq,
     /// Delivered message or invocation result.
-    pub source_id: i64,
+    pub source_id: SourceId,
     /// Number of earlier redrives.
     pub redrive_no: i16,
     /// Reason of the dead-lettering.
@@ -76,7 +79,7 @@ pub struct DeadLetterSummary {
     /// Time of the dead-lettering.
     pub at: DateTime<Utc>,
     /// Seq of the delivery that replaced it, if it was redriven.
-    pub redriven_seq: Option<i64>,
+    pub redriven_seq: Option<Seq>,
     pub redriven_at: Option<DateTime<Utc>>,
 }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, agents::AgentStatus};
+use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, agents::AgentStatus, ids::as_number};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -32,11 +32,17 @@ pub struct SilentAgents {
     pub recorded: Vec<RecordedEvents>,
 }
 
-/// Last agent that the scan for silent agents has read. Ids are numbers, the form in which it has been stored so far.
-#[derive(Debug, Default, Serialize, Deserialize)]
+/// Last agent that the scan for silent agents has read.
+#[derive(Debug, Serialize, Deserialize)]
 struct ScanPosition {
-    workspace_id: i64,
-    agent_id: i64,
+    #[serde(with = "as_number")]
+    workspace_id: WorkspaceId,
+    #[serde(with = "as_number")]
+    agent_id: AgentId,
+}
+
+impl ScanPosition {
+    const START: Self = Self { workspace_id: WorkspaceId::new(0), agent_id: AgentId::new(0) };
 }
 
 const SCAN_LOOP: &str = "silent_agents";
@@ -195,7 +201,7 @@ impl Store {
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let from = match lock_state::<ScanPosition>(&mut tx, SCAN_LOOP).await? {
             LoopState::Busy => return Ok(SilentAgents::default()),
-            LoopState::Locked(position) => position.unwrap_or_default(),
+            LoopState::Locked(position) => position.unwrap_or(ScanPosition::START),
         };
         // Read without locks: almost all agents were seen recently, and their rows are hot. The providers of those that were
         // not heard of themselves are read once for all of their agents.
@@ -227,10 +233,8 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         let more = usize::try_from(page).is_ok_and(|page| present.len() >= page);
         let next = match present.last() {
-            Some((workspace_id, agent_id, _)) if more => {
-                ScanPosition { workspace_id: workspace_id.get(), agent_id: agent_id.get() }
-            }
-            _ => ScanPosition::default(),
+            Some(&(workspace_id, agent_id, _)) if more => ScanPosition { workspace_id, agent_id },
+            _ => ScanPosition::START,
         };
         // Saved before the marking, in the same transaction: if that fails, the step is repeated.
         save_state(&mut tx, SCAN_LOOP, &next).await?;

@@ -8,8 +8,8 @@ use std::borrow::Cow;
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-pub use relay_domain::events::{Event, EventBody};
-use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope, agents::AgentStatus};
+pub use relay_domain::events::{Event, EventBody, EventSeq};
+use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope, agents::AgentStatus, ids::as_number};
 use relay_wire::{
     events::recorded_data::{AgentStatusChanged, NamedAgent},
     field::ToValue as _,
@@ -33,7 +33,7 @@ const BYTES_AT_ONCE: i64 = 1024 * 1024;
 pub struct RecordedEvents {
     pub scope: WorkspaceScope,
     /// Seq of the first event; the others follow without a gap.
-    pub first_seq: i64,
+    pub first_seq: EventSeq,
     pub created_at: DateTime<Utc>,
     pub events: Vec<Event>,
     /// True if the workspace has observers.
@@ -52,16 +52,16 @@ pub(crate) fn status_event(agent: AgentId, name: &str, status: AgentStatus) -> E
 #[derive(Serialize, Deserialize)]
 struct StoredEvent {
     t: Cow<'static, str>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    c: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "as_number::option")]
+    c: Option<ChannelId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     n: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     v: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    a: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    m: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "as_number::option")]
+    a: Option<AgentId>,
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "as_number::option")]
+    m: Option<MessageId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     d: Option<Value>,
 }
@@ -69,15 +69,15 @@ struct StoredEvent {
 impl From<&Event> for StoredEvent {
     fn from(event: &Event) -> Self {
         let (m, d) = match &event.body {
-            EventBody::Message(id) => (Some(id.get()), None),
+            EventBody::Message(id) => (Some(*id), None),
             EventBody::Data(data) => (None, Some(data.clone())),
         };
         Self {
             t: event.kind.clone(),
-            c: event.channel_id.map(ChannelId::get),
+            c: event.channel_id,
             n: event.channel_name.clone(),
             v: event.conversation_id.clone(),
-            a: event.agent_id.map(AgentId::get),
+            a: event.agent_id,
             m,
             d,
         }
@@ -94,16 +94,16 @@ impl TryFrom<StoredEvent> for LoggedEvent {
 
     fn try_from(kept: StoredEvent) -> Result<Self, Self::Error> {
         let body = match (kept.m, kept.d) {
-            (Some(id), _) => EventBody::Message(MessageId::new(id)),
+            (Some(id), _) => EventBody::Message(id),
             (None, Some(data)) => EventBody::Data(data),
             (None, None) => return Err("an event has neither a message nor data"),
         };
         Ok(Self(Event {
             kind: kept.t,
-            channel_id: kept.c.map(ChannelId::new),
+            channel_id: kept.c,
             channel_name: kept.n,
             conversation_id: kept.v,
-            agent_id: kept.a.map(AgentId::new),
+            agent_id: kept.a,
             body,
         }))
     }
@@ -194,7 +194,7 @@ impl EventColumns {
     }
 
     /// Returns the events with their seqs, given the first seq of each workspace and whether it is watched.
-    pub(crate) fn recorded(self, numbered: &[(WorkspaceId, i64, bool)]) -> Vec<RecordedEvents> {
+    pub(crate) fn recorded(self, numbered: &[(WorkspaceId, EventSeq, bool)]) -> Vec<RecordedEvents> {
         let mut recorded = Vec::with_capacity(numbered.len());
         for (scope, events) in self.events {
             let workspace = scope.workspace_id();
@@ -223,7 +223,7 @@ pub(crate) async fn append_mixed(
     let doing = "recording events";
     let columns = EventColumns::collect(at, events);
     let rows = columns.bind(sqlx::query(APPEND)).fetch_all(tx).await.map_err(StoreError::from_sqlx(doing))?;
-    let numbered: Result<Vec<(WorkspaceId, i64, bool)>, _> = rows.iter().map(FromRow::from_row).collect();
+    let numbered: Result<Vec<(WorkspaceId, EventSeq, bool)>, _> = rows.iter().map(FromRow::from_row).collect();
     Ok(columns.recorded(&numbered.map_err(StoreError::from_sqlx(doing))?))
 }
 
@@ -231,12 +231,12 @@ pub(crate) async fn append_mixed(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventHead {
     pub scope: WorkspaceScope,
-    pub next_seq: i64,
+    pub next_seq: EventSeq,
 }
 
 #[derive(sqlx::FromRow)]
 struct RecordRow {
-    first_seq: i64,
+    first_seq: EventSeq,
     created_at: DateTime<Utc>,
     events: Json<Vec<LoggedEvent>>,
 }
@@ -258,8 +258,8 @@ impl Store {
 
     /// Reads the heads of event logs; a log without events has head 1.
     pub async fn event_heads(&self, scopes: &[WorkspaceScope]) -> StoreResult<Vec<EventHead>> {
-        let workspaces: Vec<i64> = scopes.iter().map(|scope| scope.workspace_id().get()).collect();
-        let rows: Vec<(i64, i64)> = sqlx::query_as(
+        let workspaces: Vec<WorkspaceId> = scopes.iter().map(|scope| scope.workspace_id()).collect();
+        let rows: Vec<(WorkspaceScope, EventSeq)> = sqlx::query_as(
             "SELECT k.workspace_id, coalesce(h.next_seq, 1)
                FROM unnest($1::bigint[]) AS k (workspace_id)
                LEFT JOIN event_heads h USING (workspace_id)",
@@ -268,13 +268,12 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading event heads"))?;
-        let scope = |id| WorkspaceScope::from_engine_row(WorkspaceId::new(id));
-        Ok(rows.into_iter().map(|(id, next_seq)| EventHead { scope: scope(id), next_seq }).collect())
+        Ok(rows.into_iter().map(|(scope, next_seq)| EventHead { scope, next_seq }).collect())
     }
 
     /// Marks these workspaces as observed for the next `minutes`.
     pub async fn watch_events(&self, scopes: &[WorkspaceScope], minutes: i32) -> StoreResult<()> {
-        let mut workspaces: Vec<i64> = scopes.iter().map(|scope| scope.workspace_id().get()).collect();
+        let mut workspaces: Vec<WorkspaceId> = scopes.iter().map(|scope| scope.workspace_id()).collect();
         workspaces.sort_unstable();
         workspaces.dedup();
         // A workspace with half of the time left is skipped, so that few renewals wait for the lock of its counter. Sorted,
@@ -302,7 +301,7 @@ impl Store {
     pub async fn events_since(
         &self,
         scope: WorkspaceScope,
-        since: i64,
+        since: EventSeq,
         events: i64,
     ) -> StoreResult<Vec<RecordedEvents>> {
         // The small columns decide how many records are needed, before any body is read.
@@ -320,7 +319,7 @@ impl Store {
               WHERE n.first_seq <= $2 + $3 AND n.before < $5
               ORDER BY n.last_seq"
         ))
-        .bind(scope.workspace_id().get())
+        .bind(scope.workspace_id())
         .bind(since)
         .bind(events.max(1))
         .bind(RECORDS_AT_ONCE)
@@ -341,14 +340,14 @@ impl Store {
     }
 
     /// Returns the seq of the oldest stored event and that of the next one. Both are equal if none is stored.
-    pub async fn event_range(&self, scope: WorkspaceScope) -> StoreResult<(i64, i64)> {
+    pub async fn event_range(&self, scope: WorkspaceScope) -> StoreResult<(EventSeq, EventSeq)> {
         sqlx::query_as(
             "SELECT coalesce((SELECT first_seq FROM event_log WHERE workspace_id = $1 ORDER BY last_seq LIMIT 1),
                              h.next_seq, 1),
                     coalesce(h.next_seq, 1)
                FROM (SELECT) AS one LEFT JOIN event_heads h ON h.workspace_id = $1",
         )
-        .bind(scope.workspace_id().get())
+        .bind(scope.workspace_id())
         .fetch_one(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading the range of an event log"))

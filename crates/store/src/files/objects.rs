@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{FileId, WorkspaceId, WorkspaceScope};
+use relay_domain::{FileId, FileObjectId, WorkspaceId, WorkspaceScope};
 
 use crate::{Store, StoreError, StoreResult};
 
@@ -15,7 +15,7 @@ use crate::{Store, StoreError, StoreResult};
 pub struct FileObject {
     pub workspace_id: WorkspaceId,
     pub file_id: FileId,
-    pub object_id: i64,
+    pub object_id: FileObjectId,
 }
 
 impl Store {
@@ -25,7 +25,7 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         file: FileId,
-        object: i64,
+        object: FileObjectId,
         remove_after: DateTime<Utc>,
     ) -> StoreResult<bool> {
         let recorded = sqlx::query(
@@ -46,10 +46,10 @@ impl Store {
 
     /// Makes an object the content of its file; the previous object is removed soon. Returns false when the file is
     /// no longer pending, or the object is being removed.
-    pub async fn attach_upload(&self, scope: WorkspaceScope, file: FileId, object: i64) -> StoreResult<bool> {
+    pub async fn attach_upload(&self, scope: WorkspaceScope, file: FileId, object: FileObjectId) -> StoreResult<bool> {
         let doing = "attaching an upload";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let pending: Option<Option<i64>> = sqlx::query_scalar(
+        let pending: Option<Option<FileObjectId>> = sqlx::query_scalar(
             "SELECT object_id FROM files
               WHERE workspace_id = $1 AND file_id = $2 AND status = 'pending' FOR UPDATE",
         )
@@ -93,7 +93,7 @@ impl Store {
     }
 
     /// Schedules the removal of an object that is not attached to its file.
-    pub async fn discard_upload(&self, scope: WorkspaceScope, file: FileId, object: i64) -> StoreResult<()> {
+    pub async fn discard_upload(&self, scope: WorkspaceScope, file: FileId, object: FileObjectId) -> StoreResult<()> {
         sqlx::query(
             "UPDATE file_objects SET remove_after = relay_now()
               WHERE workspace_id = $1 AND file_id = $2 AND object_id = $3 AND remove_after IS NOT NULL
@@ -158,7 +158,7 @@ impl Store {
     pub async fn delete_objects(&self, removed: &[FileObject]) -> StoreResult<()> {
         let workspaces: Vec<WorkspaceId> = removed.iter().map(|object| object.workspace_id).collect();
         let files: Vec<FileId> = removed.iter().map(|object| object.file_id).collect();
-        let objects: Vec<i64> = removed.iter().map(|object| object.object_id).collect();
+        let objects: Vec<FileObjectId> = removed.iter().map(|object| object.object_id).collect();
         sqlx::query(
             "DELETE FROM file_objects o
               USING unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, file_id, object_id)

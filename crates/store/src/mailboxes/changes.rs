@@ -85,7 +85,7 @@ const CURRENT_POSITION: &str = "SELECT pg_current_snapshot()::text, epoch FROM r
 #[derive(Debug)]
 pub(crate) struct AckedMailboxes {
     /// In the order of their keys.
-    pub(crate) mailboxes: BTreeSet<(i64, i64)>,
+    pub(crate) mailboxes: BTreeSet<(WorkspaceId, AgentId)>,
     pub(crate) position: FeedPosition,
     /// False if any mailbox may have been acked: there are more records than a read returns, or a recovery.
     pub(crate) is_complete: bool,
@@ -100,22 +100,21 @@ struct ChangeRow {
 impl FromRow<'_, PgRow> for ChangeRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
         let position = FeedPosition { snapshot: row.try_get("snapshot")?, epoch: row.try_get("epoch")? };
-        let Some(workspaces) = row.try_get::<Option<Vec<i64>>, _>("workspaces")? else {
+        let Some(workspaces) = row.try_get::<Option<Vec<WorkspaceId>>, _>("workspaces")? else {
             return Ok(Self { position, change: None });
         };
-        let agents: Vec<i64> = row.try_get("agents")?;
-        let scope = |workspace: i64| WorkspaceScope::from_engine_row(WorkspaceId::new(workspace));
+        let agents: Vec<AgentId> = row.try_get("agents")?;
+        let scope = WorkspaceScope::from_engine_row;
         let first = workspaces.first().copied().map(scope);
-        let change = match (row.try_get::<Option<NodeId>, _>("node_id")?, first, agents.first()) {
+        let change = match (row.try_get::<Option<NodeId>, _>("node_id")?, first, agents.first().copied()) {
             (None, ..) => {
                 let next_seqs: Vec<Seq> = row.try_get("next_seqs")?;
                 let keys = workspaces.into_iter().zip(agents).zip(next_seqs);
-                let written = keys.map(|((workspace, agent), next)| (scope(workspace), AgentId::new(agent), next));
+                let written = keys.map(|((workspace, agent), next)| (scope(workspace), agent, next));
                 MailboxChange::Written(written.collect())
             }
-            (Some(node_id), Some(scope), Some(agent)) => {
-                let (agent_id, provider) = (AgentId::new(*agent), row.try_get("provider")?);
-                MailboxChange::Moved { scope, agent_id, node_id, provider }
+            (Some(node_id), Some(scope), Some(agent_id)) => {
+                MailboxChange::Moved { scope, agent_id, node_id, provider: row.try_get("provider")? }
             }
             (Some(node_id), Some(scope), None) => {
                 MailboxChange::ProviderChanged { scope, node_id, provider: row.try_get("provider")? }
@@ -187,7 +186,7 @@ pub(crate) async fn current_position(tx: &mut Session) -> StoreResult<FeedPositi
 
 /// Reads the mailboxes whose ack floors rose after `position`.
 pub(crate) async fn acked_since(tx: &mut Session, position: &FeedPosition) -> StoreResult<AckedMailboxes> {
-    let rows: Vec<(String, i64, Option<Vec<i64>>, Option<Vec<i64>>)> = sqlx::query_as(READ_ACKS)
+    let rows: Vec<(String, i64, Option<Vec<WorkspaceId>>, Option<Vec<AgentId>>)> = sqlx::query_as(READ_ACKS)
         .bind(&position.snapshot)
         .bind(MAX_RECORDS + 1)
         .fetch_all(tx)

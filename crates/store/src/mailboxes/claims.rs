@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
+use relay_domain::{AgentId, ClaimId, WorkspaceScope, mailboxes::stream::Seq};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -34,7 +34,7 @@ pub struct NewClaim {
     pub agent: AgentId,
     /// Generation of the token that the agent presented.
     pub token_generation: i64,
-    pub claim_id: i64,
+    pub claim_id: ClaimId,
     /// Maximum number of deliveries.
     pub limit: i64,
     pub lease: Duration,
@@ -113,8 +113,8 @@ impl Store {
         // The lock serializes claims, settlements and expiry of this mailbox.
         let floor = lock_cursor(&mut tx, scope, agent).await?.settled_floor;
         let rows: Vec<(Seq, i32, DateTime<Utc>)> = sqlx::query_as(CLAIM)
-            .bind(scope.workspace_id().get())
-            .bind(agent.get())
+            .bind(scope.workspace_id())
+            .bind(agent)
             .bind(floor)
             .bind(OLDEST_LIVE_DAYS)
             .bind(limit)
@@ -126,8 +126,8 @@ impl Store {
             .map_err(StoreError::from_sqlx(doing))?;
         if rows.is_empty() {
             let next_at: Option<DateTime<Utc>> = sqlx::query_scalar(NEXT_AVAILABLE)
-                .bind(scope.workspace_id().get())
-                .bind(agent.get())
+                .bind(scope.workspace_id())
+                .bind(agent)
                 .bind(floor)
                 .fetch_one(&mut *tx)
                 .await
@@ -165,8 +165,8 @@ async fn polled_generation(tx: &mut Transaction, scope: WorkspaceScope, agent: A
            JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
           WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.deleted_at IS NULL AND n.kind = 'poll'",
     )
-    .bind(scope.workspace_id().get())
-    .bind(agent.get())
+    .bind(scope.workspace_id())
+    .bind(agent)
     .fetch_optional(&mut **tx)
     .await
     .map_err(StoreError::from_sqlx("reading the kind of an agent's node"))
@@ -197,8 +197,8 @@ pub(crate) async fn end_lease(
         "UPDATE delivery_claims SET leased_until = relay_now()
           WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 RETURNING claim_count",
     )
-    .bind(scope.workspace_id().get())
-    .bind(agent.get())
+    .bind(scope.workspace_id())
+    .bind(agent)
     .bind(seq)
     .fetch_optional(&mut **tx)
     .await

@@ -248,7 +248,7 @@ impl Store {
             hosts_unassigned!()
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(query))
-            .bind(scope.workspace_id().get())
+            .bind(scope.workspace_id())
             .bind(node.as_str())
             .bind(provider.as_str())
             .fetch_all(&self.pool)
@@ -260,7 +260,7 @@ impl Store {
 
     /// Lists the agents located on these nodes.
     pub async fn agents_on_nodes(&self, keys: &[(WorkspaceScope, NodeId)]) -> StoreResult<Vec<LocatedAgent>> {
-        let workspaces: Vec<i64> = keys.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
+        let workspaces: Vec<WorkspaceId> = keys.iter().map(|(scope, _)| scope.workspace_id()).collect();
         let nodes: Vec<&str> = keys.iter().map(|(_, node)| node.as_str()).collect();
         let rows: Vec<(WorkspaceId, NodeId, Option<ProviderName>, AgentId)> = sqlx::query_as(
             "SELECT a.workspace_id, a.node_id, a.provider, a.agent_id
@@ -305,12 +305,12 @@ impl Store {
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx(doing));
-        let (acked, watched, workspaces, agents): (i64, Vec<i64>, Vec<i64>, Vec<i64>) =
+        let (acked, watched, workspaces, agents): (i64, Vec<WorkspaceId>, Vec<WorkspaceId>, Vec<AgentId>) =
             self.note_epoch(epoch, moved)?;
-        let skipped = workspaces.into_iter().zip(agents).map(|(workspace, agent)| scoped_key(workspace, agent));
+        let skipped = workspaces.into_iter().map(WorkspaceScope::from_engine_row).zip(agents);
         let mut flushed = CursorFlush { acked, recorded: Vec::new(), skipped: skipped.collect() };
         if !watched.is_empty() {
-            let observed = moves.iter().filter(|m| watched.contains(&m.scope.workspace_id().get()));
+            let observed = moves.iter().filter(|m| watched.contains(&m.scope.workspace_id()));
             let work = self.flush_watched(observed, locked, epoch, at);
             let done = tokio::time::timeout(STATEMENT_TIMEOUT, work).await;
             let done = self.note_epoch(epoch, done.unwrap_or_else(|_| Err(StoreError::unavailable(doing))))?;
@@ -330,15 +330,14 @@ impl Store {
     ) -> StoreResult<CursorFlush> {
         let doing = "moving observed mailbox cursors";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let rows: Vec<(i64, i64, Option<Seq>, Option<Seq>)> = CursorColumns::from_moves(moves)
+        let rows: Vec<(WorkspaceScope, AgentId, Option<Seq>, Option<Seq>)> = CursorColumns::from_moves(moves)
             .bind(sqlx::query_as(locked.flush_watched()))
             .bind(epoch)
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let (mut acked, mut skipped) = (Vec::new(), Vec::new());
-        for (workspace, agent, from, to) in rows {
-            let (scope, agent_id) = scoped_key(workspace, agent);
+        for (scope, agent_id, from, to) in rows {
             match from.zip(to) {
                 Some((from, to)) => acked.push(AckedRange { scope, agent_id, from, to }),
                 None => skipped.push((scope, agent_id)),
@@ -354,8 +353,8 @@ impl Store {
 /// Columns of cursor moves for `unnest`.
 #[derive(Default)]
 struct CursorColumns<'a> {
-    workspaces: Vec<i64>,
-    agents: Vec<i64>,
+    workspaces: Vec<WorkspaceId>,
+    agents: Vec<AgentId>,
     nodes: Vec<&'a str>,
     providers: Vec<&'a str>,
     sent: Vec<Seq>,
@@ -368,8 +367,8 @@ impl<'a> CursorColumns<'a> {
     fn from_moves(moves: impl IntoIterator<Item = &'a CursorMove>) -> Self {
         let mut columns = Self::default();
         for m in moves {
-            columns.workspaces.push(m.scope.workspace_id().get());
-            columns.agents.push(m.agent_id.get());
+            columns.workspaces.push(m.scope.workspace_id());
+            columns.agents.push(m.agent_id);
             columns.nodes.push(m.node_id.as_str());
             columns.providers.push(m.provider.as_str());
             columns.sent.push(m.sent_seq);
@@ -389,11 +388,7 @@ impl<'a> CursorColumns<'a> {
     }
 }
 
-fn scoped_key(workspace: i64, agent: i64) -> (WorkspaceScope, AgentId) {
-    (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), AgentId::new(agent))
-}
-
 /// Splits mailbox keys into two columns for `unnest`.
-pub(crate) fn split_keys(keys: &[(WorkspaceScope, AgentId)]) -> (Vec<i64>, Vec<i64>) {
-    keys.iter().map(|(scope, agent)| (scope.workspace_id().get(), agent.get())).unzip()
+pub(crate) fn split_keys(keys: &[(WorkspaceScope, AgentId)]) -> (Vec<WorkspaceId>, Vec<AgentId>) {
+    keys.iter().map(|(scope, agent)| (scope.workspace_id(), *agent)).unzip()
 }

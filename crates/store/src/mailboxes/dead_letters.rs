@@ -7,7 +7,10 @@ use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     AgentId, DeliveryId, WorkspaceScope,
-    mailboxes::dead_letter::{DeadLetter, DeadLetterReason},
+    mailboxes::{
+        dead_letter::{DeadLetter, DeadLetterReason},
+        stream::Seq,
+    },
 };
 
 use crate::{
@@ -105,8 +108,8 @@ impl Store {
         limit: i64,
     ) -> StoreResult<Vec<DeadLetter>> {
         sqlx::query_as(LIST)
-            .bind(scope.workspace_id().get())
-            .bind(filter.agent.map(AgentId::get))
+            .bind(scope.workspace_id())
+            .bind(filter.agent)
             .bind(&filter.node)
             .bind(&filter.reason)
             .bind(filter.from)
@@ -122,9 +125,9 @@ impl Store {
 
     pub async fn dead_letter(&self, scope: WorkspaceScope, id: DeliveryId) -> StoreResult<Option<DeadLetter>> {
         sqlx::query_as(GET)
-            .bind(scope.workspace_id().get())
+            .bind(scope.workspace_id())
             .bind(id.source)
-            .bind(id.agent.get())
+            .bind(id.agent)
             .bind(id.redrive_no)
             .fetch_optional(&self.pool)
             .await
@@ -139,8 +142,8 @@ impl Store {
         redrivable: bool,
     ) -> StoreResult<Vec<(DeadLetterReason, i64)>> {
         sqlx::query_as(COUNT)
-            .bind(scope.workspace_id().get())
-            .bind(filter.agent.map(AgentId::get))
+            .bind(scope.workspace_id())
+            .bind(filter.agent)
             .bind(&filter.node)
             .bind(&filter.reason)
             .bind(filter.from)
@@ -160,8 +163,8 @@ impl Store {
         limit: i64,
     ) -> StoreResult<u64> {
         let done = sqlx::query(PURGE)
-            .bind(scope.workspace_id().get())
-            .bind(filter.agent.map(AgentId::get))
+            .bind(scope.workspace_id())
+            .bind(filter.agent)
             .bind(&filter.node)
             .bind(&filter.reason)
             .bind(filter.from)
@@ -179,15 +182,15 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
-        seq: i64,
+        seq: Seq,
         at: DateTime<Utc>,
     ) -> StoreResult<bool> {
         let done = sqlx::query(formatcp!(
             "UPDATE delivery_exceptions SET purged_at = $4
               WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 AND state = {DEAD_LETTERED} AND purged_at IS NULL"
         ))
-        .bind(scope.workspace_id().get())
-        .bind(agent.get())
+        .bind(scope.workspace_id())
+        .bind(agent)
         .bind(seq)
         .bind(at)
         .execute(&self.pool)

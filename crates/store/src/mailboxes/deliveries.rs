@@ -3,7 +3,7 @@
 use const_format::formatcp;
 use relay_domain::{
     AgentId, DeliveryId, WorkspaceScope,
-    mailboxes::{Delivery, DeliveryMessage, DeliveryNode, SettlementRecord, delivery::DeliveryState},
+    mailboxes::{Delivery, DeliveryMessage, DeliveryNode, SettlementRecord, delivery::DeliveryState, stream::Seq},
     messages::FROM_ADDRESS,
 };
 use sqlx::{FromRow, Row, postgres::PgRow};
@@ -141,9 +141,9 @@ impl Store {
               ORDER BY created_on DESC LIMIT 1",
             "m.text"
         ))
-        .bind(scope.workspace_id().get())
+        .bind(scope.workspace_id())
         .bind(id.source)
-        .bind(id.agent.get())
+        .bind(id.agent)
         .bind(id.redrive_no)
         .fetch_optional(&self.pool)
         .await
@@ -157,7 +157,7 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
-        seqs: &[i64],
+        seqs: &[Seq],
     ) -> StoreResult<Vec<(Delivery, usize)>> {
         let rows = sqlx::query(delivery_rows!(
             "SELECT * FROM deliveries
@@ -165,8 +165,8 @@ impl Store {
                 AND created_on >= (relay_now() - interval '7 days')::date",
             "''"
         ))
-        .bind(scope.workspace_id().get())
-        .bind(agent.get())
+        .bind(scope.workspace_id())
+        .bind(agent)
         .bind(seqs)
         .fetch_all(&self.pool)
         .await
@@ -233,8 +233,8 @@ impl Store {
             ),
         };
         let rows = sqlx::query(sql)
-            .bind(scope.workspace_id().get())
-            .bind(agent.get())
+            .bind(scope.workspace_id())
+            .bind(agent)
             .bind(limit)
             .bind(state.map(DeliveryState::as_str))
             .fetch_all(&self.pool)

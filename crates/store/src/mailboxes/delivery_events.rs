@@ -3,7 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId, MessageId, WorkspaceScope,
+    AgentId, ChannelId, DeliveryId, WorkspaceScope,
     events::kind,
     mailboxes::{MessageLocation, stream::Seq},
 };
@@ -56,7 +56,7 @@ impl FromRow<'_, PgRow> for LocatedDelivery {
 /// Builds the `delivery.delivered` event of an acknowledged delivery.
 #[must_use]
 pub fn delivered_event(id: DeliveryId, place: Option<&MessageLocation>) -> Event {
-    let data = DeliveryDelivered { delivery_id: id, message_id: MessageId::new(id.source), agent_id: id.agent };
+    let data = DeliveryDelivered { delivery_id: id, message_id: id.source.message_id(), agent_id: id.agent };
     MessageLocation::attach(place, Event::new(kind::DELIVERY_DELIVERED, data.to_value()).by_agent(id.agent))
 }
 
@@ -99,8 +99,8 @@ pub(crate) async fn delivered_events(
         return Ok(Vec::new());
     }
     let rows = sqlx::query(NEWLY_ACKED)
-        .bind(acked.iter().map(|a| a.scope.workspace_id().get()).collect::<Vec<_>>())
-        .bind(acked.iter().map(|a| a.agent_id.get()).collect::<Vec<_>>())
+        .bind(acked.iter().map(|a| a.scope.workspace_id()).collect::<Vec<_>>())
+        .bind(acked.iter().map(|a| a.agent_id).collect::<Vec<_>>())
         .bind(acked.iter().map(|a| a.from).collect::<Vec<_>>())
         .bind(acked.iter().map(|a| a.to).collect::<Vec<_>>())
         .bind((at - TimeDelta::days(KEPT_DAYS)).date_naive())

@@ -8,9 +8,9 @@ use std::time::Duration;
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, DeliveryId, MessageId, WorkspaceId, WorkspaceScope,
+    AgentId, DeliveryId, WorkspaceId, WorkspaceScope,
     events::kind,
-    mailboxes::{MessageLocation, dead_letter::DeadLetterReason},
+    mailboxes::{MessageLocation, dead_letter::DeadLetterReason, stream::Seq},
 };
 use relay_wire::{events::recorded_data::DeliveryDeadLettered, field::ToValue as _};
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,7 @@ use crate::{
     decode::decode_rows,
     events::{self, Event, RecordedEvents},
     mailboxes::{
+        cursors::split_keys,
         delivery_events::LocatedDelivery,
         settled_floors::{extend_settled_floors, lock_cursors},
     },
@@ -50,7 +51,7 @@ pub struct DeadLetteredDelivery {
     pub scope: WorkspaceScope,
     pub delivery_id: DeliveryId,
     /// Position in the mailbox; the node receives a tombstone there.
-    pub seq: i64,
+    pub seq: Seq,
     pub reason: DeadLetterReason,
     /// Error text, if there is one more specific than the reason's default.
     pub error: Option<String>,
@@ -68,7 +69,7 @@ impl DeadLetteredDelivery {
     pub fn notice(&self) -> Value {
         let data = DeliveryDeadLettered {
             delivery_id: self.delivery_id,
-            message_id: MessageId::new(self.delivery_id.source),
+            message_id: self.delivery_id.source.message_id(),
             target_agent_id: self.delivery_id.agent,
             target_agent_name: self.agent_name.as_deref(),
             seq: self.seq,
@@ -213,8 +214,7 @@ impl Store {
         if mailboxes.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
-        let (workspaces, agents): (Vec<i64>, Vec<i64>) =
-            mailboxes.iter().map(|(scope, agent)| (scope.workspace_id().get(), agent.get())).unzip();
+        let (workspaces, agents) = split_keys(mailboxes);
         let doing = "dead-lettering mailboxes";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let dead = dead_letter(&mut tx, &workspaces, &agents, reason, now).await?;
@@ -250,7 +250,7 @@ impl Store {
     /// Finds non-empty mailboxes of agents that were deleted within the last hour. The process that deleted the agent
     /// stopped before it had dead-lettered them.
     pub async fn mailboxes_of_deleted_agents(&self, limit: i64) -> StoreResult<Vec<(WorkspaceScope, AgentId)>> {
-        let rows: Vec<(i64, i64)> = sqlx::query_as(
+        sqlx::query_as(
             "SELECT a.workspace_id, a.agent_id
                FROM agents a
                JOIN mailbox_heads h USING (workspace_id, agent_id)
@@ -261,10 +261,7 @@ impl Store {
         .bind(limit)
         .fetch_all(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("finding the mailboxes of deleted agents"))?;
-        let scoped =
-            |(workspace, agent)| (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), AgentId::new(agent));
-        Ok(rows.into_iter().map(scoped).collect())
+        .map_err(StoreError::from_sqlx("finding the mailboxes of deleted agents"))
     }
 
     /// Performs one step of the expiry loop: reads the rows that expired since the last step, up to a bound, dead-letters
@@ -292,14 +289,14 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let until = full.unwrap_or(to);
-        let mailboxes: Vec<(i64, i64)> = sqlx::query_as(MAILBOXES_IN_STEP)
+        let mailboxes: Vec<(WorkspaceId, AgentId)> = sqlx::query_as(MAILBOXES_IN_STEP)
             .bind(from)
             .bind(until)
             .bind(oldest_day)
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        let (workspaces, agents): (Vec<i64>, Vec<i64>) = mailboxes.into_iter().unzip();
+        let (workspaces, agents): (Vec<_>, Vec<_>) = mailboxes.into_iter().unzip();
         let dead = dead_letter(&mut tx, &workspaces, &agents, DeadLetterReason::TtlExpired, now).await?;
         // More expired rows may be left: the next step reads the same range again.
         let unfinished = dead.len() >= MAX_DEAD_LETTERED || has_full_mailbox(&dead);
@@ -315,8 +312,8 @@ impl Store {
 /// Locks the mailboxes, dead-letters the rows that the reason covers and extends the settled floors.
 async fn dead_letter(
     tx: &mut Session,
-    workspaces: &[i64],
-    agents: &[i64],
+    workspaces: &[WorkspaceId],
+    agents: &[AgentId],
     reason: DeadLetterReason,
     now: DateTime<Utc>,
 ) -> StoreResult<Vec<DeadLetteredDelivery>> {
@@ -370,7 +367,7 @@ fn has_full_mailbox(dead: &[DeadLetteredDelivery]) -> bool {
 /// Row of [`DEAD_LETTER`].
 struct ExpiredDelivery {
     delivery: LocatedDelivery,
-    seq: i64,
+    seq: Seq,
     agent_name: Option<String>,
     sender: Option<AgentId>,
 }

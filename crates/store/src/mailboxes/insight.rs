@@ -4,7 +4,10 @@ use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     AgentId, MessageId, NodeId, WorkspaceScope,
-    mailboxes::delivery::{Reason, Settlement},
+    mailboxes::{
+        delivery::{Reason, Settlement},
+        stream::Seq,
+    },
     workspaces::usage::WorkspaceMetrics,
 };
 
@@ -19,7 +22,7 @@ use crate::{
 pub struct TracedDelivery {
     pub agent_id: AgentId,
     pub agent_name: String,
-    pub seq: i64,
+    pub seq: Seq,
     /// 0 for the original.
     pub redrive_no: i16,
     /// Node of the agent when the row was written.
@@ -27,8 +30,8 @@ pub struct TracedDelivery {
     pub reason: Reason,
     pub created_at: DateTime<Utc>,
     pub expires_at: DateTime<Utc>,
-    pub sent_seq: i64,
-    pub ack_floor: i64,
+    pub sent_seq: Seq,
+    pub ack_floor: Seq,
     /// Time when the ack floor passed the row, to the second.
     pub floor_acked_at: Option<DateTime<Utc>>,
     /// The fields below are its details.
@@ -47,7 +50,6 @@ impl Store {
         scope: WorkspaceScope,
         only: Option<&[AgentId]>,
     ) -> StoreResult<WorkspaceMetrics> {
-        let only: Option<Vec<i64>> = only.map(|agents| agents.iter().map(|agent| agent.get()).collect());
         sqlx::query_as(
             // The daily counters are dropped with their messages; the total of the search index is kept.
             formatcp!("SELECT coalesce((SELECT indexed_count FROM search_progress WHERE workspace_id = $1), 0) AS accepted,
@@ -72,7 +74,7 @@ impl Store {
                      WHERE h.workspace_id = $1 AND ($2::bigint[] IS NULL OR h.agent_id = ANY ($2))
                ) boxes"),
         )
-        .bind(scope.workspace_id().get())
+        .bind(scope.workspace_id())
         .bind(only)
         .fetch_one(&self.pool)
         .await
@@ -87,7 +89,6 @@ impl Store {
         only: Option<&[AgentId]>,
         limit: i64,
     ) -> StoreResult<Vec<TracedDelivery>> {
-        let only: Option<Vec<i64>> = only.map(|agents| agents.iter().map(|agent| agent.get()).collect());
         let rows = sqlx::query(
             formatcp!("SELECT d.agent_id, a.name AS agent_name, d.seq, d.redrive_no, d.node_id, d.reason, d.created_at, d.expires_at,
                     coalesce(c.sent_seq, 0) AS sent_seq, coalesce(c.ack_floor, 0) AS ack_floor,
@@ -109,8 +110,8 @@ impl Store {
                 AND ($3::bigint[] IS NULL OR d.agent_id = ANY ($3))
               ORDER BY d.agent_id, d.redrive_no LIMIT $4"),
         )
-        .bind(scope.workspace_id().get())
-        .bind(message.get())
+        .bind(scope.workspace_id())
+        .bind(message)
         .bind(only)
         .bind(limit)
         .fetch_all(&self.pool)

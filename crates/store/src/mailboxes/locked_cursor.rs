@@ -1,6 +1,6 @@
 //! Lock on the cursor of one mailbox, taken by claims and settlements before they read or move its floors.
 
-use relay_domain::{AgentId, WorkspaceScope};
+use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
 use sqlx::FromRow;
 
 use crate::{StoreError, StoreResult, connections::Transaction, decode::decode_row};
@@ -8,9 +8,9 @@ use crate::{StoreError, StoreResult, connections::Transaction, decode::decode_ro
 /// Cursor of a mailbox whose row is locked until the transaction ends.
 #[derive(Debug, Clone, Copy, FromRow)]
 pub(crate) struct LockedCursor {
-    pub(crate) sent_seq: i64,
-    pub(crate) ack_floor: i64,
-    pub(crate) settled_floor: i64,
+    pub(crate) sent_seq: Seq,
+    pub(crate) ack_floor: Seq,
+    pub(crate) settled_floor: Seq,
 }
 
 /// Locks a mailbox's cursor row, which it creates if necessary. The second read waits for a concurrent insert.
@@ -22,7 +22,7 @@ pub(crate) async fn lock_cursor(
     let doing = "locking a mailbox cursor";
     let select = "SELECT sent_seq, ack_floor, settled_floor FROM mailbox_cursors
                    WHERE workspace_id = $1 AND agent_id = $2 FOR UPDATE";
-    let (workspace, agent) = (scope.workspace_id().get(), agent.get());
+    let workspace = scope.workspace_id();
     let found = sqlx::query(select)
         .bind(workspace)
         .bind(agent)

@@ -14,7 +14,6 @@ impl Store {
         after: Option<AgentId>,
         limit: i64,
     ) -> StoreResult<Vec<Mailbox>> {
-        let only: Option<Vec<i64>> = only.map(|agents| agents.iter().map(|agent| agent.get()).collect());
         sqlx::query_as(
             "SELECT a.agent_id, a.name, h.next_seq - 1 AS last_seq, c.ack_floor, c.settled_floor
                FROM agents a
@@ -24,8 +23,8 @@ impl Store {
                 AND ($3::bigint[] IS NULL OR a.agent_id = ANY ($3))
               ORDER BY a.agent_id LIMIT $4",
         )
-        .bind(scope.workspace_id().get())
-        .bind(after.map_or(0, AgentId::get))
+        .bind(scope.workspace_id())
+        .bind(after.unwrap_or(AgentId::new(0)))
         .bind(only)
         .bind(limit)
         .fetch_all(&self.pool)

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId, WorkspaceScope,
+    AgentId, ChannelId, DeliveryId, SourceId, WorkspaceScope,
     events::kind,
     mailboxes::{MessageLocation, dead_letter::MAX_REDRIVES, stream::Seq},
 };
@@ -47,7 +47,7 @@ struct RedrivenRow {
     /// Position in the request, from 1.
     ord: i64,
     agent_id: AgentId,
-    source_id: i64,
+    source_id: SourceId,
     /// Of the dead letter.
     redrive_no: i16,
     channel_id: Option<ChannelId>,
@@ -159,7 +159,7 @@ pub(super) async fn redrive(
     if agents.is_empty() {
         return Ok((Vec::new(), None));
     }
-    let workspace = scope.workspace_id().get();
+    let workspace = scope.workspace_id();
     sqlx::query(LOCK_HEADS)
         .bind(workspace)
         .bind(agents)

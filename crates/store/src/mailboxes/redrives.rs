@@ -11,6 +11,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
     AgentId, RedriveId, WorkspaceId, WorkspaceScope,
+    ids::as_number,
     mailboxes::{dead_letter::Redrive, stream::Seq},
 };
 use serde::{Deserialize, Serialize};
@@ -103,8 +104,8 @@ struct DueRedrive {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct StoredFilter {
-    /// A number, the form in which filters have been stored so far.
-    agent_id: Option<i64>,
+    #[serde(default, with = "as_number::option")]
+    agent_id: Option<AgentId>,
     node_id: Option<String>,
     reason: Option<String>,
 }
@@ -166,17 +167,13 @@ impl Store {
         at: DateTime<Utc>,
     ) -> StoreResult<Redrive> {
         let NewRedrive { id, filter, rate, matched } = *new;
-        let kept = StoredFilter {
-            agent_id: filter.agent.map(AgentId::get),
-            node_id: filter.node.clone(),
-            reason: filter.reason.clone(),
-        };
+        let kept = StoredFilter { agent_id: filter.agent, node_id: filter.node.clone(), reason: filter.reason.clone() };
         sqlx::query_as(
             "INSERT INTO redrives (workspace_id, redrive_id, filter, from_at, until_at, rate, matched, created_at, next_at)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, relay_now())
              RETURNING redrive_id, rate, matched, redriven, refused, created_at, finished_at",
         )
-        .bind(scope.workspace_id().get())
+        .bind(scope.workspace_id())
         .bind(id)
         .bind(Json(kept))
         .bind(filter.from.unwrap_or(DateTime::UNIX_EPOCH))
@@ -195,7 +192,7 @@ impl Store {
             "SELECT redrive_id, rate, matched, redriven, refused, created_at, finished_at
                FROM redrives WHERE workspace_id = $1 AND redrive_id = $2",
         )
-        .bind(scope.workspace_id().get())
+        .bind(scope.workspace_id())
         .bind(id)
         .fetch_optional(&self.pool)
         .await
@@ -225,7 +222,7 @@ impl Store {
         let scope = WorkspaceScope::from_engine_row(due.workspace_id);
         let most = (i64::from(due.rate) * step.num_milliseconds() / 1000).clamp(1, REDRIVE_BATCH);
         let letters: Vec<(DateTime<Utc>, AgentId, Seq)> = sqlx::query_as(NEXT_LETTERS)
-            .bind(scope.workspace_id().get())
+            .bind(scope.workspace_id())
             .bind(filter.agent_id)
             .bind(&filter.node_id)
             .bind(&filter.reason)
@@ -255,7 +252,7 @@ impl Store {
         }
         let last = letters.last();
         sqlx::query(RECORD_STEP)
-            .bind(scope.workspace_id().get())
+            .bind(scope.workspace_id())
             .bind(due.redrive_id)
             .bind(last.map(|(at, _, _)| *at))
             .bind(last.map(|(_, agent, _)| *agent))

@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, InvocationId, MessageId, WorkspaceId, WorkspaceScope,
+    AgentId, InvocationId, MessageId, SourceId, WorkspaceId, WorkspaceScope,
     mailboxes::{Content, StoredDelivery, delivery::SourceKind, stream::Seq},
 };
 use sqlx::{FromRow, Row, postgres::PgRow};
@@ -25,6 +25,9 @@ use crate::{
 
 /// Rows per mailbox and page.
 pub const PAGE: i64 = 50;
+
+/// Key of the message or invocation of a delivery.
+type SourceKey = (WorkspaceId, SourceId);
 
 /// Row with [`COLUMNS`].
 pub(crate) struct StoredDeliveryRow(pub(crate) StoredDelivery);
@@ -78,8 +81,8 @@ impl Store {
         positions: &[(WorkspaceScope, AgentId, Seq)],
         since: DateTime<Utc>,
     ) -> StoreResult<Vec<StoredDelivery>> {
-        let workspaces: Vec<i64> = positions.iter().map(|(scope, _, _)| scope.workspace_id().get()).collect();
-        let agents: Vec<i64> = positions.iter().map(|(_, agent, _)| agent.get()).collect();
+        let workspaces: Vec<WorkspaceId> = positions.iter().map(|(scope, _, _)| scope.workspace_id()).collect();
+        let agents: Vec<AgentId> = positions.iter().map(|(_, agent, _)| *agent).collect();
         let from: Vec<Seq> = positions.iter().map(|(_, _, seq)| *seq).collect();
         let query = format!(
             "SELECT {COLUMNS}
@@ -113,8 +116,8 @@ impl Store {
         sources: &[(WorkspaceScope, MessageId)],
         agents: Option<(AgentId, AgentId)>,
     ) -> StoreResult<Vec<StoredDelivery>> {
-        let workspaces: Vec<i64> = sources.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
-        let ids: Vec<i64> = sources.iter().map(|(_, id)| id.get()).collect();
+        let workspaces: Vec<WorkspaceId> = sources.iter().map(|(scope, _)| scope.workspace_id()).collect();
+        let ids: Vec<MessageId> = sources.iter().map(|(_, id)| *id).collect();
         let query = format!(
             "SELECT {COLUMNS}
                FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, source_id)
@@ -147,7 +150,7 @@ impl Store {
             .collect();
         let mut found = HashMap::new();
         for kind in [SourceKind::Message, SourceKind::ActionResult] {
-            let mut sources: Vec<(WorkspaceId, i64)> = unread
+            let mut sources: Vec<SourceKey> = unread
                 .iter()
                 .filter(|(_, own)| *own == kind)
                 .map(|(row, _)| (row.scope.workspace_id(), row.source_id))
@@ -171,12 +174,12 @@ impl Store {
         Ok(())
     }
 
-    async fn message_contents(&self, ids: &[(WorkspaceId, i64)]) -> StoreResult<Vec<((WorkspaceId, i64), Content)>> {
+    async fn message_contents(&self, ids: &[SourceKey]) -> StoreResult<Vec<(SourceKey, Content)>> {
         let doing = "reading the messages of deliveries";
         let rows = sqlx::query(MESSAGES)
             .bind(ids.iter().map(|(workspace, _)| *workspace).collect::<Vec<_>>())
             .bind(ids.iter().map(|(_, id)| *id).collect::<Vec<_>>())
-            .bind(ids.iter().map(|(_, id)| day_of_id(*id)).collect::<Vec<_>>())
+            .bind(ids.iter().map(|(_, id)| day_of_id(id.get())).collect::<Vec<_>>())
             .fetch_all(&self.pool)
             .with_timeout()
             .await
@@ -185,12 +188,12 @@ impl Store {
         let contents = rows.into_iter().map(|row| {
             let workspace = row.try_get("workspace_id").map_err(StoreError::from_sqlx(doing))?;
             let MessageRow(message) = decode_row("messages", &row)?;
-            Ok(((workspace, message.id.get()), Content::Message(Arc::new(message))))
+            Ok(((workspace, message.id.into()), Content::Message(Arc::new(message))))
         });
         contents.collect()
     }
 
-    async fn outcome_contents(&self, ids: &[(WorkspaceId, i64)]) -> StoreResult<Vec<((WorkspaceId, i64), Content)>> {
+    async fn outcome_contents(&self, ids: &[SourceKey]) -> StoreResult<Vec<(SourceKey, Content)>> {
         let rows = sqlx::query(OUTCOMES)
             .bind(ids.iter().map(|(workspace, _)| *workspace).collect::<Vec<_>>())
             .bind(ids.iter().map(|(_, id)| *id).collect::<Vec<_>>())
@@ -206,7 +209,7 @@ impl Store {
     }
 }
 
-struct OutcomeRow((WorkspaceId, i64), OutcomeFacts);
+struct OutcomeRow(SourceKey, OutcomeFacts);
 
 impl FromRow<'_, PgRow> for OutcomeRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
@@ -218,7 +221,7 @@ impl FromRow<'_, PgRow> for OutcomeRow {
             output: json_text(row, "output")?,
             error: row.try_get("error")?,
         };
-        Ok(Self((row.try_get("workspace_id")?, invocation_id.get()), outcome))
+        Ok(Self((row.try_get("workspace_id")?, invocation_id.into()), outcome))
     }
 }
 

@@ -84,8 +84,8 @@ pub(crate) async fn lock_retry_mode(
            LEFT JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
           WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.deleted_at IS NULL",
     )
-    .bind(scope.workspace_id().get())
-    .bind(agent.get())
+    .bind(scope.workspace_id())
+    .bind(agent)
     .fetch_optional(&mut **tx)
     .await
     .map_err(StoreError::from_sqlx(doing))?;
@@ -93,8 +93,8 @@ pub(crate) async fn lock_retry_mode(
         Some((NodeKind::Poll | NodeKind::HttpPush, pauses)) => Ok(Some(RetryMode::InPlace { pauses })),
         Some((NodeKind::Ws, _)) => {
             sqlx::query("SELECT FROM mailbox_heads WHERE workspace_id = $1 AND agent_id = $2 FOR UPDATE")
-                .bind(scope.workspace_id().get())
-                .bind(agent.get())
+                .bind(scope.workspace_id())
+                .bind(agent)
                 .execute(&mut **tx)
                 .await
                 .map_err(StoreError::from_sqlx("locking the head of a mailbox"))?;
@@ -130,8 +130,8 @@ pub(crate) async fn decide_failure_outcome(
         }
         RetryMode::Redrive => {
             let fresh: Option<Seq> = sqlx::query_scalar(REDRIVE)
-                .bind(scope.workspace_id().get())
-                .bind(delivery.agent.get())
+                .bind(scope.workspace_id())
+                .bind(delivery.agent)
                 .bind(seq)
                 .bind(at)
                 .bind(day_of(at))
@@ -157,8 +157,8 @@ async fn schedule_retry(
         "SELECT count(*) FROM delivery_attempts
           WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 AND error IS NULL",
     )
-    .bind(scope.workspace_id().get())
-    .bind(delivery.agent.get())
+    .bind(scope.workspace_id())
+    .bind(delivery.agent)
     .bind(seq)
     .fetch_one(&mut **tx)
     .await
@@ -186,10 +186,10 @@ pub(crate) async fn read_dead_letter(
                 (SELECT agent_id FROM messages
                   WHERE workspace_id = $1 AND message_id = $3 AND created_on = $4) AS sender",
     )
-    .bind(scope.workspace_id().get())
-    .bind(delivery.agent.get())
+    .bind(scope.workspace_id())
+    .bind(delivery.agent)
     .bind(delivery.source)
-    .bind(day_of_id(delivery.source))
+    .bind(day_of_id(delivery.source.get()))
     .fetch_one(&mut **tx)
     .await
     .map_err(StoreError::from_sqlx("reading the agents of a dead letter"))?;

@@ -1,6 +1,8 @@
 //! Settled floors: every seq up to a mailbox's floor is settled. A floor moves over the individually settled rows and the
 //! skipped runs right above it. Moved by expiry, settlement, pruning, dispatch and recovery.
 
+use relay_domain::{AgentId, WorkspaceId};
+
 use crate::{StoreError, StoreResult, connections::Session};
 
 /// SQL that selects the individually settled rows and skipped runs above a floor of a mailbox, as `last_seq` and `width`.
@@ -75,7 +77,11 @@ UPDATE mailbox_cursors c
 
 /// Extends the settled floors of these mailboxes; the caller holds the locks on their cursor rows. Returns the number of
 /// floors that moved.
-pub(crate) async fn extend_settled_floors(tx: &mut Session, workspaces: &[i64], agents: &[i64]) -> StoreResult<u64> {
+pub(crate) async fn extend_settled_floors(
+    tx: &mut Session,
+    workspaces: &[WorkspaceId],
+    agents: &[AgentId],
+) -> StoreResult<u64> {
     let done = sqlx::query(EXTEND_SETTLED_FLOORS)
         .bind(workspaces)
         .bind(agents)
@@ -86,7 +92,7 @@ pub(crate) async fn extend_settled_floors(tx: &mut Session, workspaces: &[i64], 
 }
 
 /// Locks the cursor rows of these mailboxes until the transaction ends.
-pub(crate) async fn lock_cursors(tx: &mut Session, workspaces: &[i64], agents: &[i64]) -> StoreResult<()> {
+pub(crate) async fn lock_cursors(tx: &mut Session, workspaces: &[WorkspaceId], agents: &[AgentId]) -> StoreResult<()> {
     sqlx::query(LOCK_CURSORS)
         .bind(workspaces)
         .bind(agents)

@@ -3,11 +3,12 @@
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, DeliveryId, MessageId, WorkspaceScope,
+    AgentId, DeliveryId, WorkspaceScope,
     mailboxes::{
         DeliveryReport, MessageLocation,
         dead_letter::DeadLetterReason,
         delivery::{Settlement, SourceKind, apply_request, derive_state, extend_floor},
+        stream::Seq,
     },
 };
 
@@ -38,7 +39,7 @@ pub struct ReportOutcome {
     /// End of the pause before a retry in place.
     pub back_at: Option<DateTime<Utc>>,
     /// Id and seq of the delivery that replaces this one.
-    pub redriven_as: Option<(DeliveryId, i64)>,
+    pub redriven_as: Option<(DeliveryId, Seq)>,
     /// Set if the delivery became a dead letter.
     pub dead: Option<DeadLetteredDelivery>,
 }
@@ -92,7 +93,7 @@ async fn apply_report(
     at: DateTime<Utc>,
 ) -> StoreResult<Option<Option<ReportOutcome>>> {
     let doing = "settling a delivery";
-    let (workspace, agent) = (scope.workspace_id().get(), delivery.agent.get());
+    let (workspace, agent) = (scope.workspace_id(), delivery.agent);
     let row = sqlx::query(
         "SELECT d.seq, d.source_kind, c.channel_id, c.name AS channel_name, c.conversation_id
            FROM deliveries d
@@ -108,7 +109,7 @@ async fn apply_report(
     .await
     .map_err(StoreError::from_sqlx(doing))?;
     let Some(row) = row else { return Ok(None) };
-    let (seq, source_kind): (i64, SourceKind) = decode_row("deliveries", &row)?;
+    let (seq, source_kind): (Seq, SourceKind) = decode_row("deliveries", &row)?;
 
     let retry = match report {
         DeliveryReport::Fail { retryable: Some(true), .. } => {
@@ -212,7 +213,7 @@ async fn apply_report(
     }
     let mut first_read_at = None;
     if new == Settlement::Acked && source_kind == SourceKind::Message {
-        let (read_at, first) = record_read(tx, scope, MessageId::new(delivery.source), delivery.agent).await?;
+        let (read_at, first) = record_read(tx, scope, delivery.source.message_id(), delivery.agent).await?;
         first_read_at = first.then_some(read_at);
     }
     let place = message_location(&row).map_err(StoreError::from_sqlx(doing))?;
@@ -234,13 +235,13 @@ pub(crate) async fn settle_contiguous(
     tx: &mut Transaction,
     scope: WorkspaceScope,
     agent: AgentId,
-    from: i64,
-) -> StoreResult<i64> {
+    from: Seq,
+) -> StoreResult<Seq> {
     let doing = "extending a settled floor";
-    let (workspace, agent) = (scope.workspace_id().get(), agent.get());
+    let workspace = scope.workspace_id();
     let mut floor = from;
     loop {
-        let page: Vec<(i64, i64)> = sqlx::query_as(
+        let page: Vec<(Seq, Seq)> = sqlx::query_as(
             // Acked, failed and dead-lettered rows and skipped runs are settled; deferred rows are not.
             formatcp!(
                 "SELECT first_seq, last_seq

@@ -3,6 +3,8 @@
 //! A skipped seq has no delivery and no settlement; it counts as settled, and nodes receive a tombstone for it. Only
 //! recovery inserts these rows, while no process serves clients. Floors and depths read them.
 
+use relay_domain::{AgentId, WorkspaceId};
+
 use crate::{
     StoreError, StoreResult,
     connections::Session,
@@ -28,11 +30,11 @@ SELECT s.workspace_id, s.agent_id
 pub(crate) async fn compact_skipped(tx: &mut Session, page: i64) -> StoreResult<(u64, u64)> {
     let doing = "compacting skipped seqs";
     let removed = sqlx::query(REMOVE).bind(page).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
-    let behind: Vec<(i64, i64)> =
+    let behind: Vec<(WorkspaceId, AgentId)> =
         sqlx::query_as(FLOOR_BEHIND).bind(page).fetch_all(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
     let mut extended = 0;
     if !behind.is_empty() {
-        let (workspaces, agents): (Vec<i64>, Vec<i64>) = behind.into_iter().unzip();
+        let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) = behind.into_iter().unzip();
         lock_cursors(tx, &workspaces, &agents).await?;
         extended = extend_settled_floors(tx, &workspaces, &agents).await?;
     }

@@ -1,7 +1,7 @@
 //! State of a worker loop between steps, as JSON: mostly the position of a scan.
 //!
 //! Locking the state locks its row, so that one worker runs the step and others skip it. Workers of two releases run side by
-//! side during an upgrade: the type of a state keeps the form that it has been stored in.
+//! side during an upgrade: the type of a state keeps the form that it has been stored in. Ids are stored as numbers.
 
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{FromRow, PgExecutor, types::Json};

@@ -4,6 +4,7 @@
 //! that refer to it are removed, then it is dropped; the next run finds a detached partition by its name.
 
 use chrono::{NaiveDate, TimeDelta};
+use relay_domain::{AgentId, WorkspaceId, ids::as_number, mailboxes::stream::Seq};
 use serde::{Deserialize, Serialize};
 use sqlx::AssertSqlSafe;
 
@@ -18,13 +19,21 @@ const REMOVED_AT_ONCE: u64 = 5000;
 const WORKSPACES_AT_ONCE: u64 = 500;
 const SETTLEMENTS: &str = "dropped_settlements";
 
-/// Position of the removal of a partition's settlements. Ids are numbers, the form in which it has been stored so far.
-#[derive(Debug, Default, Serialize, Deserialize)]
+/// Position of the removal of a partition's settlements.
+#[derive(Debug, Serialize, Deserialize)]
 struct SettlementScan {
     partition: String,
-    workspace_id: i64,
-    agent_id: i64,
-    seq: i64,
+    #[serde(with = "as_number")]
+    workspace_id: WorkspaceId,
+    #[serde(with = "as_number")]
+    agent_id: AgentId,
+    seq: Seq,
+}
+
+impl SettlementScan {
+    fn start(partition: &str) -> Self {
+        Self { partition: partition.to_owned(), workspace_id: WorkspaceId::new(0), agent_id: AgentId::new(0), seq: 0 }
+    }
 }
 
 /// Table partitioned by day.
@@ -158,9 +167,11 @@ impl Store {
             let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
             let from = match lock_state::<SettlementScan>(&mut tx, SETTLEMENTS).await? {
                 LoopState::Busy => return Ok(false),
-                LoopState::Locked(state) => state.filter(|state| state.partition == partition).unwrap_or_default(),
+                LoopState::Locked(state) => state
+                    .filter(|state| state.partition == partition)
+                    .unwrap_or_else(|| SettlementScan::start(partition)),
             };
-            let last: Option<(i64, i64, i64)> = sqlx::query_as(AssertSqlSafe(page.clone()))
+            let last: Option<(WorkspaceId, AgentId, Seq)> = sqlx::query_as(AssertSqlSafe(page.clone()))
                 .bind(from.workspace_id)
                 .bind(from.agent_id)
                 .bind(from.seq)
@@ -211,9 +222,9 @@ impl Store {
                                        ORDER BY t.{column} LIMIT {REMOVED_AT_ONCE}) AS old
                   LIMIT {REMOVED_AT_ONCE}))"
         );
-        let mut after = i64::MIN;
+        let mut after = WorkspaceId::new(i64::MIN);
         loop {
-            let workspaces: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(page.clone()))
+            let workspaces: Vec<WorkspaceId> = sqlx::query_scalar(AssertSqlSafe(page.clone()))
                 .bind(after)
                 .fetch_all(&self.pool)
                 .await
@@ -225,7 +236,7 @@ impl Store {
     }
 
     /// Runs one statement that removes rows of these workspaces. Returns the number of rows.
-    async fn remove(&self, statement: &str, workspaces: &[i64]) -> StoreResult<u64> {
+    async fn remove(&self, statement: &str, workspaces: &[WorkspaceId]) -> StoreResult<u64> {
         let query = sqlx::query(AssertSqlSafe(statement.to_owned()));
         let query = if workspaces.is_empty() { query } else { query.bind(workspaces) };
         let done = query.execute(&self.pool).await;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use const_format::formatcp;
+use relay_domain::{AgentId, WorkspaceId, ids::as_number, mailboxes::stream::Seq};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -29,12 +30,18 @@ pub struct CompactionStep {
     pub more: bool,
 }
 
-/// Last settlement that the scan has read. Ids are numbers, the form in which it has been stored so far.
-#[derive(Debug, Default, Serialize, Deserialize)]
+/// Last settlement that the scan has read.
+#[derive(Debug, Serialize, Deserialize)]
 struct ScanPosition {
-    workspace_id: i64,
-    agent_id: i64,
-    seq: i64,
+    #[serde(with = "as_number")]
+    workspace_id: WorkspaceId,
+    #[serde(with = "as_number")]
+    agent_id: AgentId,
+    seq: Seq,
+}
+
+impl ScanPosition {
+    const START: Self = Self { workspace_id: WorkspaceId::new(0), agent_id: AgentId::new(0), seq: 0 };
 }
 
 // In primary key order, so that the scan's position is a key. $4 rows a step.
@@ -70,9 +77,9 @@ impl Store {
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let from = match lock_state::<ScanPosition>(&mut tx, COMPACTION).await? {
             LoopState::Busy => return Ok(CompactionStep::default()),
-            LoopState::Locked(position) => position.unwrap_or_default(),
+            LoopState::Locked(position) => position.unwrap_or(ScanPosition::START),
         };
-        let rows: Vec<(i64, i64, i64, Option<bool>, Option<bool>)> = sqlx::query_as(PAGE)
+        let rows: Vec<(WorkspaceId, AgentId, Seq, Option<bool>, Option<bool>)> = sqlx::query_as(PAGE)
             .bind(from.workspace_id)
             .bind(from.agent_id)
             .bind(from.seq)
@@ -112,7 +119,7 @@ impl Store {
         }
         let next = match rows.last() {
             Some(&(workspace_id, agent_id, seq, ..)) if done.more => ScanPosition { workspace_id, agent_id, seq },
-            _ => ScanPosition::default(),
+            _ => ScanPosition::START,
         };
         save_state(&mut tx, COMPACTION, &next).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;

@@ -22,6 +22,7 @@ use crate::{
     StoreError,
     access::idempotency::IdempotencyKey,
     events::{Event, EventBody, RecordedEvents},
+    messages::outbox::OutboxSource,
 };
 
 /// Timeout of everything before the COMMIT, waits for locks (2 s each) included. Each process has one batch
@@ -97,11 +98,10 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Returns the messages of the outbox row; the deliveries of fan-outs have rows of their own. Ids as JSON numbers: the
-    /// outbox relay reads them so, and jsonb keeps all 63 bits.
-    pub(crate) fn sources(&self) -> Vec<[i64; 2]> {
+    /// Returns the messages of the outbox row; the deliveries of fan-outs have rows of their own.
+    pub(crate) fn sources(&self) -> Vec<OutboxSource> {
         let with_deliveries = self.sends.iter().filter(|send| !send.is_fanout());
-        with_deliveries.map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect()
+        with_deliveries.map(|send| OutboxSource(send.scope.workspace_id(), send.message.id)).collect()
     }
 }
 
@@ -207,7 +207,7 @@ fn with_message_id(mut event: Event, message_id: MessageId) -> Event {
 pub(crate) fn delivery_event(message: &Message, recipient: &NewRecipient, row: Option<&WrittenDelivery>) -> Event {
     let (kind, data) = match row {
         Some(row) => {
-            let id = DeliveryId { source: message.id.get(), agent: recipient.agent_id, redrive_no: 0 };
+            let id = DeliveryId { source: message.id.into(), agent: recipient.agent_id, redrive_no: 0 };
             let data = DeliveryAccepted {
                 delivery_id: id,
                 message_id: message.id,

@@ -22,7 +22,7 @@ use crate::{
     Store, StoreError,
     access::idempotency::PostRecord,
     decode::decode_rows,
-    events::{self, EventColumns},
+    events::{self, EventColumns, EventSeq},
     messages::{
         batch::{
             Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome, WRITE_TIMEOUT, WrittenDelivery,
@@ -141,7 +141,7 @@ enum CommittedRow {
     /// Delivery by its place among the deliveries, from 1; without a row if its mailbox is full.
     Delivery(i64, Option<WrittenDelivery>),
     /// Workspace, the seq of its first event, and true if it is watched.
-    Events(WorkspaceId, i64, bool),
+    Events(WorkspaceId, EventSeq, bool),
 }
 
 impl FromRow<'_, PgRow> for CommittedRow {

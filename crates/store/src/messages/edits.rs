@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, MessageId, WorkspaceScope, messages::Message};
+use relay_domain::{AgentId, MessageId, WorkspaceScope, events::EventSeq, messages::Message};
 use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
@@ -54,7 +54,7 @@ pub(crate) async fn record_replaced(
     tx: &mut Session,
     scope: WorkspaceScope,
     message: MessageId,
-    until_seq: i64,
+    until_seq: EventSeq,
     replaced: &ReplacedContent,
     at: DateTime<Utc>,
 ) -> StoreResult<()> {
@@ -77,7 +77,7 @@ pub(crate) async fn record_replaced(
 }
 
 struct EventMessage {
-    event_seq: i64,
+    event_seq: EventSeq,
     message: Message,
 }
 
@@ -93,7 +93,7 @@ impl Store {
     pub async fn count_fitting_messages(
         &self,
         scope: WorkspaceScope,
-        events: &[(i64, MessageId)],
+        events: &[(EventSeq, MessageId)],
         bytes: usize,
     ) -> StoreResult<usize> {
         if events.len() < 2 {
@@ -128,12 +128,12 @@ impl Store {
     pub async fn messages_of_events(
         &self,
         scope: WorkspaceScope,
-        events: &[(i64, MessageId)],
-    ) -> StoreResult<HashMap<i64, Message>> {
+        events: &[(EventSeq, MessageId)],
+    ) -> StoreResult<HashMap<EventSeq, Message>> {
         if events.is_empty() {
             return Ok(HashMap::new());
         }
-        let (seqs, ids): (Vec<i64>, Vec<MessageId>) = events.iter().copied().unzip();
+        let (seqs, ids): (Vec<EventSeq>, Vec<MessageId>) = events.iter().copied().unzip();
         let days: Vec<chrono::NaiveDate> = ids.iter().map(|id| day_of_id(id.get())).collect();
         // The first edit after the event holds the content at the event; without one the content is unchanged.
         let rows = sqlx::query(formatcp!(

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use relay_domain::{AgentId, BatchId, GatewayId, MessageId, WorkspaceId, WorkspaceScope};
+use relay_domain::{AgentId, BatchId, GatewayId, MessageId, WorkspaceId, WorkspaceScope, ids::as_number};
+use serde::{Deserialize, Serialize};
 use sqlx::{FromRow, Row, postgres::PgRow, types::Json};
 
 use crate::{Store, StoreError, StoreResult, decode::decode_rows, statement_timeout::StatementTimeout as _};
@@ -22,12 +23,17 @@ pub struct UnpublishedBatch {
     pub traceparent: Option<String>,
 }
 
+/// Message of a batch as its row stores it: an array of two JSON numbers, of which jsonb keeps all 63 bits.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct OutboxSource(
+    #[serde(with = "as_number")] pub(crate) WorkspaceId,
+    #[serde(with = "as_number")] pub(crate) MessageId,
+);
+
 impl FromRow<'_, PgRow> for UnpublishedBatch {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        let Json(sources): Json<Vec<(i64, i64)>> = row.try_get("sources")?;
-        let scoped = |(workspace, message)| {
-            (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), MessageId::new(message))
-        };
+        let Json(sources): Json<Vec<OutboxSource>> = row.try_get("sources")?;
+        let scoped = |OutboxSource(workspace, message)| (WorkspaceScope::from_engine_row(workspace), message);
         Ok(Self {
             batch_id: row.try_get("batch_id")?,
             gateway_id: row.try_get("gateway_id")?,
@@ -109,5 +115,16 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx("measuring the outbox's lag"))?;
         Ok(OutboxLag { pending, oldest_seconds })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_stored_as_pairs_of_numbers() {
+        let sources = [OutboxSource(WorkspaceId::new(7), MessageId::new(i64::MAX))];
+        assert_eq!(serde_json::to_string(&sources).unwrap(), "[[7,9223372036854775807]]");
     }
 }

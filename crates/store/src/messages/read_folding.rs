@@ -7,7 +7,9 @@
 
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use const_format::formatcp;
+use relay_domain::{AgentId, WorkspaceId, ids::as_number, mailboxes::stream::Seq};
 use serde::{Deserialize, Serialize};
+use sqlx::FromRow;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -50,27 +52,51 @@ struct PointerState {
     walk: Option<ScanPosition>,
 }
 
-/// Last mailbox of a walk. Ids are numbers, the form in which it has been stored so far.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+/// Last mailbox of a walk.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct ScanPosition {
-    workspace_id: i64,
-    agent_id: i64,
+    #[serde(with = "as_number")]
+    workspace_id: WorkspaceId,
+    #[serde(with = "as_number")]
+    agent_id: AgentId,
 }
 
-/// Position of the receipt loop in a day's deliveries. Ids are numbers, the form in which it has been stored so far.
+impl ScanPosition {
+    const START: Self = Self { workspace_id: WorkspaceId::new(0), agent_id: AgentId::new(0) };
+}
+
+/// Position of the receipt loop in a day's deliveries.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct ReceiptPosition {
     /// All days before this one are folded.
     day: NaiveDate,
-    workspace_id: i64,
-    agent_id: i64,
-    seq: i64,
+    #[serde(with = "as_number")]
+    workspace_id: WorkspaceId,
+    #[serde(with = "as_number")]
+    agent_id: AgentId,
+    seq: Seq,
+}
+
+impl ReceiptPosition {
+    /// Returns the position before the first delivery of a day.
+    const fn start(day: NaiveDate) -> Self {
+        Self { day, workspace_id: WorkspaceId::new(i64::MIN), agent_id: AgentId::new(0), seq: 0 }
+    }
+}
+
+/// Row of [`WALKED`] and of [`ACKED`]: a mailbox, the seq up to which its acks are folded, and its ack floor.
+#[derive(Debug, Clone, Copy, FromRow)]
+struct MailboxFloors {
+    workspace_id: WorkspaceId,
+    agent_id: AgentId,
+    folded_seq: Seq,
+    ack_floor: Seq,
 }
 
 // Mailboxes in key order after the position. No lock is needed: the floor only rises, so a stale read folds less, never too
 // much.
 const WALKED: &str = "
-SELECT page.workspace_id, page.agent_id, coalesce(r.folded_seq, 0), page.ack_floor
+SELECT page.workspace_id, page.agent_id, coalesce(r.folded_seq, 0) AS folded_seq, page.ack_floor
   FROM (SELECT workspace_id, agent_id, ack_floor FROM mailbox_cursors
          WHERE (workspace_id, agent_id) > ($1, $2)
          ORDER BY workspace_id, agent_id LIMIT $3) AS page
@@ -78,7 +104,7 @@ SELECT page.workspace_id, page.agent_id, coalesce(r.folded_seq, 0), page.ack_flo
  ORDER BY page.workspace_id, page.agent_id";
 
 const ACKED: &str = "
-SELECT k.workspace_id, k.agent_id, coalesce(r.folded_seq, 0), c.ack_floor
+SELECT k.workspace_id, k.agent_id, coalesce(r.folded_seq, 0) AS folded_seq, c.ack_floor
   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
   JOIN mailbox_cursors c USING (workspace_id, agent_id)
   LEFT JOIN mailbox_reads r USING (workspace_id, agent_id)
@@ -191,7 +217,7 @@ impl Store {
         };
         let starts = is_due || !is_complete;
         if starts {
-            walk = Some(ScanPosition::default());
+            walk = Some(ScanPosition::START);
         }
         if let Some(from) = walk {
             let (deliveries, next) = walk_page(&mut tx, from, page).await?;
@@ -209,7 +235,6 @@ impl Store {
     pub async fn fold_receipts(&self, first_unfolded: NaiveDate, page: i64) -> StoreResult<FoldStep> {
         let doing = "folding read receipts";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let start = |day| ReceiptPosition { day, workspace_id: i64::MIN, agent_id: 0, seq: 0 };
         let from = match lock_state::<ReceiptPosition>(&mut tx, RECEIPTS).await? {
             LoopState::Busy => return Ok(FoldStep::default()),
             LoopState::Locked(Some(position)) => position,
@@ -223,14 +248,14 @@ impl Store {
                 .fetch_one(&mut *tx)
                 .await
                 .map_err(StoreError::from_sqlx(doing))?;
-                start(oldest.unwrap_or(first_unfolded).min(first_unfolded))
+                ReceiptPosition::start(oldest.unwrap_or(first_unfolded).min(first_unfolded))
             }
         };
         // Younger days still have deliveries that may be settled.
         if from.day >= first_unfolded {
             return Ok(FoldStep::default());
         }
-        let rows: Vec<(i64, i64, i64)> = sqlx::query_as(DAY)
+        let rows: Vec<(WorkspaceId, AgentId, Seq)> = sqlx::query_as(DAY)
             .bind(from.day)
             .bind(from.workspace_id)
             .bind(from.agent_id)
@@ -243,7 +268,7 @@ impl Store {
             Some(&(workspace_id, agent_id, seq)) if rows.len() as i64 == page => {
                 ReceiptPosition { day: from.day, workspace_id, agent_id, seq }
             }
-            _ => start(from.day.succ_opt().unwrap_or(first_unfolded)),
+            _ => ReceiptPosition::start(from.day.succ_opt().unwrap_or(first_unfolded)),
         };
         save_state(&mut tx, RECEIPTS, &next).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
@@ -258,8 +283,6 @@ impl Store {
     }
 }
 
-type MailboxFloors = (i64, i64, i64, i64);
-
 /// Folds the next `page` mailboxes of a walk. Returns the deliveries read, and the position if the walk goes on.
 async fn walk_page(tx: &mut Session, from: ScanPosition, page: i64) -> StoreResult<(u64, Option<ScanPosition>)> {
     let rows: Vec<MailboxFloors> = sqlx::query_as(WALKED)
@@ -269,8 +292,9 @@ async fn walk_page(tx: &mut Session, from: ScanPosition, page: i64) -> StoreResu
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx("walking mailboxes"))?;
-    let last = rows.last().map(|row| ScanPosition { workspace_id: row.0, agent_id: row.1 });
-    let behind: Vec<_> = rows.iter().filter(|row| row.3 > row.2).map(|row| (row.0, row.1)).collect();
+    let last = rows.last().map(|row| ScanPosition { workspace_id: row.workspace_id, agent_id: row.agent_id });
+    let behind = rows.iter().filter(|row| row.ack_floor > row.folded_seq);
+    let behind: Vec<_> = behind.map(|row| (row.workspace_id, row.agent_id)).collect();
     let mut worked = 0;
     for keys in behind.chunks(MAILBOXES_PER_STATEMENT) {
         worked += fold_acked(tx, keys).await?;
@@ -280,9 +304,9 @@ async fn walk_page(tx: &mut Session, from: ScanPosition, page: i64) -> StoreResu
 }
 
 /// Folds the acks of these mailboxes. Returns the deliveries read.
-async fn fold_acked(tx: &mut Session, keys: &[(i64, i64)]) -> StoreResult<u64> {
+async fn fold_acked(tx: &mut Session, keys: &[(WorkspaceId, AgentId)]) -> StoreResult<u64> {
     let doing = "folding acked deliveries";
-    let (workspaces, agents): (Vec<i64>, Vec<i64>) = keys.iter().copied().unzip();
+    let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) = keys.iter().copied().unzip();
     let mut worked = 0;
     for _ in 0..REPETITIONS {
         let rows: Vec<MailboxFloors> = sqlx::query_as(ACKED)
@@ -295,10 +319,10 @@ async fn fold_acked(tx: &mut Session, keys: &[(i64, i64)]) -> StoreResult<u64> {
             break;
         }
         let (deliveries, is_left): (i64, bool) = sqlx::query_as(POINT)
-            .bind(rows.iter().map(|row| row.0).collect::<Vec<_>>())
-            .bind(rows.iter().map(|row| row.1).collect::<Vec<_>>())
-            .bind(rows.iter().map(|row| row.2).collect::<Vec<_>>())
-            .bind(rows.iter().map(|row| row.3).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.workspace_id).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.agent_id).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.folded_seq).collect::<Vec<_>>())
+            .bind(rows.iter().map(|row| row.ack_floor).collect::<Vec<_>>())
             .bind(PER_MAILBOX)
             .fetch_one(&mut *tx)
             .await

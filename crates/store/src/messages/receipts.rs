@@ -66,7 +66,7 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         // Without a delivery, the id of the original one finds nothing to ack.
         let redrive_no = redrive_no.unwrap_or(0);
-        let delivery = DeliveryId { source: message.get(), agent, redrive_no };
+        let delivery = DeliveryId { source: message.into(), agent, redrive_no };
         // Cursor first, then the read: every transaction that locks both uses this order.
         let settled = settlements::report_within(&mut tx, scope, delivery, &DeliveryReport::Ack, at).await?;
         let (read_at, first) = record_read(&mut tx, scope, message, agent).await?;

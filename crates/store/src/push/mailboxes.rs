@@ -11,8 +11,10 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope,
+    ids::as_number,
     push::mailbox::{LeasedMailbox, MailboxRelease},
 };
+use serde::{Deserialize, Serialize};
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
 use crate::{
@@ -29,6 +31,14 @@ use crate::{
 /// Maximum number of mailboxes that one step of the sweep reads.
 const SWEEP_BATCH: i64 = 5000;
 const SWEEP_LOOP: &str = "push_sweep";
+
+/// Last mailbox of a step of the sweep, stored as an array of two numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, FromRow)]
+struct SweepPosition(#[serde(with = "as_number")] WorkspaceId, #[serde(with = "as_number")] AgentId);
+
+impl SweepPosition {
+    const START: Self = Self(WorkspaceId::new(0), AgentId::new(0));
+}
 
 /// Row of a claim.
 struct LeasedMailboxRow(LeasedMailbox);
@@ -326,9 +336,9 @@ impl Store {
     pub async fn sweep_push_mailboxes(&self) -> StoreResult<SweepStep> {
         let doing = "sweeping push mailboxes";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let from = match lock_state::<(i64, i64)>(&mut tx, SWEEP_LOOP).await? {
+        let from = match lock_state::<SweepPosition>(&mut tx, SWEEP_LOOP).await? {
             LoopState::Busy => return Ok(SweepStep::default()),
-            LoopState::Locked(position) => position.unwrap_or((0, 0)),
+            LoopState::Locked(position) => position.unwrap_or(SweepPosition::START),
         };
         let released =
             sqlx::query(RELEASE_EXPIRED).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?.rows_affected();
@@ -339,11 +349,11 @@ impl Store {
             .map_err(StoreError::from_sqlx(doing))?;
         let mut repaired = 0;
         // The join over all nodes runs once per pass, not at every step.
-        if from == (0, 0) {
+        if from == SweepPosition::START {
             let added = sqlx::query(ADD_MISSING).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
             repaired += added.rows_affected();
         }
-        let last: Option<(i64, i64)> = sqlx::query_as(
+        let last: Option<SweepPosition> = sqlx::query_as(
             "SELECT workspace_id, agent_id FROM push_mailboxes WHERE (workspace_id, agent_id) > ($1, $2)
               ORDER BY workspace_id, agent_id OFFSET $3 - 1 LIMIT 1",
         )
@@ -354,7 +364,7 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         repaired += repair_page(&mut tx, from).await?;
-        save_state(&mut tx, SWEEP_LOOP, &last.unwrap_or((0, 0))).await?;
+        save_state(&mut tx, SWEEP_LOOP, &last.unwrap_or(SweepPosition::START)).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(SweepStep { released, repaired, more: last.is_some() })
     }
@@ -386,7 +396,7 @@ struct SweptMailbox {
 
 /// Removes orphaned mailboxes of the page after `from`, and makes those due that have rows above their push position.
 /// Returns the number of changed mailboxes.
-async fn repair_page(tx: &mut Transaction, from: (i64, i64)) -> StoreResult<u64> {
+async fn repair_page(tx: &mut Transaction, from: SweepPosition) -> StoreResult<u64> {
     let doing = "sweeping push mailboxes";
     let page: Vec<SweptMailbox> = sqlx::query_as(PAGE)
         .bind(from.0)
@@ -472,4 +482,15 @@ pub(crate) async fn unblock_mailbox(tx: &mut Transaction, scope: WorkspaceScope,
     .await
     .map(|_| ())
     .map_err(StoreError::from_sqlx("unblocking a push mailbox"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_position_of_the_sweep_is_stored_as_two_numbers() {
+        let position = SweepPosition(WorkspaceId::new(7), AgentId::new(2));
+        assert_eq!(serde_json::to_string(&position).unwrap(), "[7,2]");
+    }
 }

@@ -12,7 +12,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, MessageId, PushWorkerId, WorkspaceId, WorkspaceScope,
+    AgentId, PushWorkerId, WorkspaceId, WorkspaceScope,
     mailboxes::stream::Seq,
     push::{
         attempt::{AttemptOutcome, PushAttempt, RecordingPass},
@@ -98,13 +98,12 @@ impl Store {
         // Floors first: a settlement that the floor has passed would never be read.
         result.settled = settlements.write(&mut tx).await?;
         remove_deferrals(&mut tx, &changes).await?;
-        let (workspaces, agents): (Vec<i64>, Vec<i64>) =
-            changes.keys().map(|(workspace, agent)| (workspace.get(), agent.get())).unzip();
+        let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) = changes.keys().copied().unzip();
         extend_settled_floors(&mut tx, &workspaces, &agents).await?;
         // Floors imply read receipts; an acknowledgement above a gap needs one of its own.
         for attempt in attempts.iter().filter(|attempt| attempt.location.is_some()) {
             if above_gap.contains(&(mailbox_key(attempt), attempt.seq)) {
-                let message = MessageId::new(attempt.delivery_id.source);
+                let message = attempt.delivery_id.source.message_id();
                 record_read(&mut tx, attempt.mailbox.scope, message, attempt.mailbox.agent_id).await?;
             }
         }

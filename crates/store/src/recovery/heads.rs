@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     AgentId, WorkspaceId, WorkspaceScope,
+    events::EventSeq,
     mailboxes::{dead_letter::DeadLetterReason, stream::Seq},
 };
 
@@ -171,8 +172,7 @@ impl Store {
             .fetch_all(&mut *tx)
             .await
             .map_err(failed(doing))?;
-        let (workspaces, agents): (Vec<i64>, Vec<i64>) =
-            page.iter().map(|(workspace, agent)| (workspace.get(), agent.get())).unzip();
+        let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) = page.iter().copied().unzip();
         lock_mailboxes(&mut tx, &workspaces, &agents).await?;
         let above: Vec<(WorkspaceId, AgentId, Seq)> = sqlx::query_as(LEFT_ABOVE)
             .bind(&workspaces)
@@ -196,14 +196,14 @@ impl Store {
     }
 
     /// Raises event heads above the highest event seqs known to have been allotted. Returns the count of raised heads.
-    pub async fn raise_event_heads(&self, last: &[(WorkspaceScope, i64)]) -> StoreResult<u64> {
+    pub async fn raise_event_heads(&self, last: &[(WorkspaceScope, EventSeq)]) -> StoreResult<u64> {
         let raised = sqlx::query(
             "UPDATE event_heads h SET next_seq = k.last + 1
                FROM (SELECT workspace_id, max(last) AS last
                        FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, last) GROUP BY 1) AS k
               WHERE h.workspace_id = k.workspace_id AND h.next_seq <= k.last",
         )
-        .bind(last.iter().map(|(scope, _)| scope.workspace_id().get()).collect::<Vec<_>>())
+        .bind(last.iter().map(|(scope, _)| scope.workspace_id()).collect::<Vec<_>>())
         .bind(last.iter().map(|(_, last)| *last).collect::<Vec<_>>())
         .execute(&self.pool)
         .await
@@ -223,7 +223,11 @@ impl Store {
 }
 
 /// Locks heads, then cursors (the order that all transactions keep), until the transaction ends.
-pub(super) async fn lock_mailboxes(tx: &mut Session, workspaces: &[i64], agents: &[i64]) -> StoreResult<()> {
+pub(super) async fn lock_mailboxes(
+    tx: &mut Session,
+    workspaces: &[WorkspaceId],
+    agents: &[AgentId],
+) -> StoreResult<()> {
     sqlx::query(LOCK_HEADS)
         .bind(workspaces)
         .bind(agents)

@@ -153,9 +153,9 @@ impl Store {
     ) -> StoreResult<ReportOutcome> {
         let doing = "raising a mailbox head above a reported seq";
         let ReportedSeq { fence, agent_id, seq } = reported;
-        let (workspace, mailbox) = (fence.scope.workspace_id().get(), agent_id.get());
+        let workspace = fence.scope.workspace_id();
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        heads::lock_mailboxes(&mut tx, &[workspace], &[mailbox]).await?;
+        heads::lock_mailboxes(&mut tx, &[workspace], &[agent_id]).await?;
         let state = sqlx::query(MAILBOX_STATE)
             .bind(fence.scope.workspace_id())
             .bind(agent_id)
@@ -192,7 +192,7 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?
             .rows_affected();
-        extend_settled_floors(&mut tx, &[workspace], &[mailbox]).await?;
+        extend_settled_floors(&mut tx, &[workspace], &[agent_id]).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         // The sent position is flushed with a delay, also before a failover.
         Ok(if is_above || moved > 0 { ReportOutcome::Raised { lost, moved } } else { ReportOutcome::NotAhead })

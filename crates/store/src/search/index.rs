@@ -24,7 +24,7 @@ const WANTED_SEARCH_INDEX: &str = "wanted_search_index";
 /// Days for which the index of a workspace is wanted after a search.
 const WANTED_DAYS: i32 = 30;
 /// Position before the first workspace.
-const BEFORE_ALL: i64 = -1;
+const BEFORE_ALL: WorkspaceId = WorkspaceId::new(-1);
 /// Workspaces that one step reads.
 const WORKSPACES_PER_STEP: i64 = 2000;
 /// Time after which no older message can become visible. A batch transaction takes 15 s at most, and a batch with
@@ -219,7 +219,7 @@ impl Store {
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let from = match lock_state::<i64>(&mut tx, which.state()).await? {
             LoopState::Busy => return Ok(IndexStep::default()),
-            LoopState::Locked(workspace) => workspace.unwrap_or(BEFORE_ALL),
+            LoopState::Locked(workspace) => workspace.map_or(BEFORE_ALL, WorkspaceId::new),
         };
         let mut turn = read_turn(&mut tx, which, from).await?;
         if turn.is_empty() && from != BEFORE_ALL {
@@ -234,7 +234,7 @@ impl Store {
         let added = add_to_index(&mut tx, &keys).await?;
         let moved: Vec<IndexProgress> = turn.into_iter().filter(|progress| !before.contains(progress)).collect();
         move_marks(&mut tx, &moved).await?;
-        save_state(&mut tx, which.state(), &first.next).await?;
+        save_state(&mut tx, which.state(), &first.next.get()).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(IndexStep { added, more: first.is_full || second_is_full })
     }
@@ -298,7 +298,7 @@ impl Store {
 
 struct FirstPass {
     /// Workspace after which the next step starts.
-    next: i64,
+    next: WorkspaceId,
     is_full: bool,
 }
 
@@ -312,7 +312,7 @@ async fn run_first_pass(
     page: i64,
 ) -> StoreResult<FirstPass> {
     let mut next = match turn.last() {
-        Some(last) if turn.len() as i64 == WORKSPACES_PER_STEP => last.workspace_id.get(),
+        Some(last) if turn.len() as i64 == WORKSPACES_PER_STEP => last.workspace_id,
         _ => BEFORE_ALL,
     };
     let fresh = messages_between(tx, turn, |p| (p.reached_id, i64::MAX), page).await?;
@@ -320,8 +320,8 @@ async fn run_first_pass(
     if is_full {
         // The next step starts after the last workspace of this page, so that a busy workspace does not starve the
         // others.
-        next = fresh.last().map_or(BEFORE_ALL, |(workspace, ..)| workspace.get());
-        turn.retain(|progress| progress.workspace_id.get() <= next);
+        next = fresh.last().map_or(BEFORE_ALL, |(workspace, ..)| *workspace);
+        turn.retain(|progress| progress.workspace_id <= next);
     }
     keys.push_unindexed(&fresh);
     for (workspace, message, _) in &fresh {
@@ -377,7 +377,7 @@ fn advance_idle(turn: &mut [IndexProgress], busy: &HashSet<WorkspaceId>, old_eno
     }
 }
 
-async fn read_turn(tx: &mut Session, which: IndexedWorkspaces, from: i64) -> StoreResult<Vec<IndexProgress>> {
+async fn read_turn(tx: &mut Session, which: IndexedWorkspaces, from: WorkspaceId) -> StoreResult<Vec<IndexProgress>> {
     sqlx::query_as(which.turn())
         .bind(from)
         .bind(WORKSPACES_PER_STEP)

@@ -8,7 +8,9 @@
 use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    WorkspaceId, WorkspaceScope, snowflake,
+    WorkspaceId, WorkspaceScope,
+    ids::as_number,
+    snowflake,
     workspaces::usage::{Granularity, UsageBucket},
 };
 use serde::{Deserialize, Serialize};
@@ -37,6 +39,9 @@ pub struct RollUpStep {
     pub behind: Option<TimeDelta>,
 }
 
+/// Position before the first workspace of a round.
+const BEFORE_ALL: WorkspaceId = WorkspaceId::new(i64::MIN);
+
 /// Progress of the rounds, stored in `loop_state`.
 #[derive(Debug, Serialize, Deserialize)]
 struct RollUpProgress {
@@ -46,8 +51,9 @@ struct RollUpProgress {
     from: DateTime<Utc>,
     /// End of the counted minutes.
     until: DateTime<Utc>,
-    /// Last workspace of the current round; `None` between rounds. A number, the form in which it has been stored so far.
-    after: Option<i64>,
+    /// Last workspace of the current round; `None` between rounds.
+    #[serde(default, with = "as_number::option")]
+    after: Option<WorkspaceId>,
     /// Newest recovery when the floors were last added. A later one has moved the floors.
     recovered_at: Option<DateTime<Utc>>,
     floors: FloorHandling,
@@ -68,7 +74,7 @@ impl RollUpProgress {
             began: minute,
             from: minute,
             until: minute,
-            after: Some(i64::MIN),
+            after: Some(BEFORE_ALL),
             recovered_at: None,
             floors: FloorHandling::Note,
         }
@@ -190,7 +196,7 @@ impl Store {
         if progress.floors != FloorHandling::Skip {
             add_floors(&mut tx, &workspaces, &progress).await?;
         }
-        progress.after = workspaces.last().map(|last| last.get()).filter(|_| workspaces.len() as i64 == page);
+        progress.after = workspaces.last().copied().filter(|_| workspaces.len() as i64 == page);
         if progress.after.is_none() {
             // The deliveries of an open fan-out count in the minute of its message.
             let open: Option<DateTime<Utc>> = sqlx::query_scalar("SELECT min(created_at) FROM fanouts")
@@ -251,7 +257,7 @@ async fn begin_round(tx: &mut Session, progress: &mut RollUpProgress, this_minut
         .map_err(StoreError::from_sqlx("reading the time of the last recovery"))?;
     progress.from = progress.from.max(this_minute - MAX_AGE);
     progress.until = this_minute.min(progress.from + MAX_ROUND);
-    progress.after = Some(i64::MIN);
+    progress.after = Some(BEFORE_ALL);
     progress.floors = if !progress.is_newest(this_minute) {
         FloorHandling::Skip
     } else if recovered_at == progress.recovered_at {

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use relay_domain::{FileId, WorkspaceId, files::FileStatus};
+use relay_domain::{FileId, FileObjectId, WorkspaceId, files::FileStatus};
 use relay_store::{
     FileObject,
     files::metadata::{Completion, NewFile},
@@ -23,7 +23,7 @@ async fn declare(db: &Database, id: i64) -> FileId {
 }
 
 fn ids(objects: &[FileObject]) -> Vec<i64> {
-    let mut ids: Vec<i64> = objects.iter().map(|object| object.object_id).collect();
+    let mut ids: Vec<i64> = objects.iter().map(|object| object.object_id.get()).collect();
     ids.sort_unstable();
     ids
 }
@@ -51,15 +51,15 @@ async fn an_object_goes_unless_its_file_took_it() {
     let (scope, owner) = Database::mailbox(1);
     let file = declare(&db, 10).await;
     let past = db.now - TimeDelta::hours(1);
-    for object in [1, 2, 3] {
+    for object in [1, 2, 3].map(FileObjectId::new) {
         assert!(db.store.begin_upload(scope, file, object, past).await.unwrap());
     }
-    assert!(db.store.attach_upload(scope, file, 1).await.unwrap());
-    assert!(db.store.attach_upload(scope, file, 2).await.unwrap(), "the last upload counts");
+    assert!(db.store.attach_upload(scope, file, FileObjectId::new(1)).await.unwrap());
+    assert!(db.store.attach_upload(scope, file, FileObjectId::new(2)).await.unwrap(), "the last upload counts");
     let due = db.store.claim_due_objects(CLAIM, 10).await.unwrap();
     assert_eq!(ids(&due), [1, 3], "the replaced one and the one that nobody took");
     assert!(db.store.claim_due_objects(CLAIM, 10).await.unwrap().is_empty(), "claimed");
-    assert!(!db.store.attach_upload(scope, file, 3).await.unwrap(), "too late: it is being removed");
+    assert!(!db.store.attach_upload(scope, file, FileObjectId::new(3)).await.unwrap(), "too late: it is being removed");
 
     // Whoever claimed them died: they are due again.
     db.advance(i64::try_from(CLAIM.as_secs()).unwrap() + 1).await;
@@ -69,9 +69,9 @@ async fn an_object_goes_unless_its_file_took_it() {
     assert_eq!(db.number("SELECT count(*) FROM file_objects").await, 1);
 
     let completed = db.store.complete_file(scope, file, owner, db.now).await.unwrap();
-    assert!(matches!(completed, Completion::Completed(row, _) if row.object_id == Some(2)));
-    assert!(!db.store.begin_upload(scope, file, 4, past).await.unwrap(), "complete");
-    assert!(!db.store.attach_upload(scope, file, 2).await.unwrap(), "complete");
+    assert!(matches!(completed, Completion::Completed(row, _) if row.object_id == Some(FileObjectId::new(2))));
+    assert!(!db.store.begin_upload(scope, file, FileObjectId::new(4), past).await.unwrap(), "complete");
+    assert!(!db.store.attach_upload(scope, file, FileObjectId::new(2)).await.unwrap(), "complete");
 }
 
 #[tokio::test]
@@ -81,7 +81,7 @@ async fn files_that_nobody_completes_are_given_up_and_forgotten() {
     let (scope, owner) = Database::mailbox(1);
     let (late, kept, young) = (declare(&db, 10).await, declare(&db, 11).await, declare(&db, 12).await);
     let later = db.now + TimeDelta::hours(2);
-    for (file, object) in [(late, 1), (kept, 2)] {
+    for (file, object) in [(late, FileObjectId::new(1)), (kept, FileObjectId::new(2))] {
         assert!(db.store.begin_upload(scope, file, object, later).await.unwrap());
         assert!(db.store.attach_upload(scope, file, object).await.unwrap());
     }
@@ -97,7 +97,8 @@ async fn files_that_nobody_completes_are_given_up_and_forgotten() {
     assert_eq!(db.store.prune_files(HOUR, 10).await.unwrap(), 0, "not while its bytes are there");
     // `remove_after` was set to now(); the claim wants it in the past.
     let due = db.store.claim_due_objects(CLAIM, 10).await.unwrap();
-    assert_eq!(due, [FileObject { workspace_id: WorkspaceId::new(WORKSPACE), file_id: FileId::new(10), object_id: 1 }]);
+    let (file_id, object_id) = (FileId::new(10), FileObjectId::new(1));
+    assert_eq!(due, [FileObject { workspace_id: WorkspaceId::new(WORKSPACE), file_id, object_id }]);
     db.store.delete_objects(&due).await.unwrap();
     assert_eq!(db.store.prune_files(HOUR, 10).await.unwrap(), 1);
     assert_eq!(status(late).await, None);

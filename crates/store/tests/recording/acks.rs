@@ -1,4 +1,4 @@
-use relay_domain::{DeliveryId, NodeId, ProviderName, mailboxes::DeliveryReport};
+use relay_domain::{DeliveryId, NodeId, ProviderName, SourceId, mailboxes::DeliveryReport};
 use relay_store::{
     events::Event,
     mailboxes::cursors::{CursorMove, LockedCursors},
@@ -23,7 +23,7 @@ impl Database {
 
     fn id(&self, agent: i64, seq: i64) -> DeliveryId {
         let made_ms = self.now.timestamp_millis() - relay_domain::snowflake::EPOCH_MS;
-        DeliveryId { source: (made_ms << 22) + seq, agent: Self::mailbox(agent).1, redrive_no: 0 }
+        DeliveryId { source: SourceId::new((made_ms << 22) + seq), agent: Self::mailbox(agent).1, redrive_no: 0 }
     }
 }
 

@@ -1,6 +1,6 @@
 use chrono::{TimeDelta, Utc};
 use relay_domain::{
-    AgentId, DeliveryId,
+    AgentId, DeliveryId, SourceId,
     mailboxes::{DeliveryReport, delivery::DeliveryState},
 };
 use relay_store::{ReportOutcome, events::Event};
@@ -12,7 +12,7 @@ const ADA: i64 = 1;
 impl Database {
     fn delivery_id(&self, seq: i64) -> DeliveryId {
         let made_ms = self.now.timestamp_millis() - relay_domain::snowflake::EPOCH_MS;
-        DeliveryId { source: (made_ms << 22) + seq, agent: AgentId::new(ADA), redrive_no: 0 }
+        DeliveryId { source: SourceId::new((made_ms << 22) + seq), agent: AgentId::new(ADA), redrive_no: 0 }
     }
 
     async fn report(&self, seq: i64, report: DeliveryReport) -> Option<bool> {
@@ -106,7 +106,7 @@ async fn a_rest_ack_reads_the_message_and_leaves_the_ack_floor() {
     .fetch_one(&db.pool)
     .await
     .unwrap();
-    assert_eq!((reads, last), (1, Some(db.delivery_id(2).source)));
+    assert_eq!((reads, last), (1, Some(db.delivery_id(2).source.get())));
     let floor: i64 = sqlx::query_scalar("SELECT ack_floor FROM mailbox_cursors WHERE agent_id = 1")
         .fetch_one(&db.pool)
         .await
@@ -115,7 +115,7 @@ async fn a_rest_ack_reads_the_message_and_leaves_the_ack_floor() {
 
     // Reading an older message acks its delivery, and does not move the pointer back.
     let (scope, ada) = Database::mailbox(ADA);
-    let older = relay_domain::MessageId::new(db.delivery_id(1).source);
+    let older = db.delivery_id(1).source.message_id();
     let read = db.mark_read(scope, older, ada).await.unwrap().unwrap();
     assert!(read.settled);
     assert_eq!(db.settled_floor(ADA).await, 2);
@@ -125,7 +125,7 @@ async fn a_rest_ack_reads_the_message_and_leaves_the_ack_floor() {
         .fetch_one(&db.pool)
         .await
         .unwrap();
-    assert_eq!(last, db.delivery_id(2).source);
+    assert_eq!(last, db.delivery_id(2).source.get());
     let stranger = AgentId::new(crate::fixture::SENDER);
     assert!(db.mark_read(scope, older, stranger).await.unwrap().is_none(), "not a member");
 }

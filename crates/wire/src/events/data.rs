@@ -225,7 +225,7 @@ impl DeliveryReported<'_> {
     pub fn new(id: DeliveryId) -> Self {
         Self {
             delivery_id: id,
-            message_id: MessageId::new(id.source),
+            message_id: id.source.message_id(),
             agent_id: id.agent,
             available_at: None,
             reason: None,

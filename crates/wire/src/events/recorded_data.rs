@@ -118,7 +118,7 @@ impl RedriveAccepted {
     /// Describes the delivery `id`, which replaces `redrive_of`.
     #[must_use]
     pub const fn new(id: DeliveryId, redrive_of: DeliveryId, channel_id: Option<ChannelId>, seq: Seq) -> Self {
-        let message_id = MessageId::new(id.source);
+        let message_id = id.source.message_id();
         Self { delivery_id: id, message_id, agent_id: id.agent, channel_id, seq, redrive_of }
     }
 }

@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use bytes::Bytes;
 use relay_domain::{
-    AgentId, DeliveryId,
+    AgentId, DeliveryId, SourceId,
     mailboxes::{Content, StoredDelivery, delivery::Mode},
 };
 use serde::Serialize;
@@ -111,7 +111,7 @@ impl SharedFrame {
 /// Payloads of stored rows, encoded once for all recipients of a message.
 #[derive(Debug, Default)]
 pub struct SharedPayloads {
-    by_source: HashMap<i64, Arc<RawValue>>,
+    by_source: HashMap<SourceId, Arc<RawValue>>,
 }
 
 impl SharedPayloads {
@@ -182,7 +182,7 @@ mod tests {
             agent_name: "bob".to_owned(),
             location: ("n1".to_owned(), None),
             seq: 8,
-            source_id: 5,
+            source_id: SourceId::new(5),
             redrive_no,
             mode: Mode::Steer,
             expires_at: DateTime::UNIX_EPOCH,

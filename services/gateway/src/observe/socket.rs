@@ -15,6 +15,7 @@ use futures::{
     SinkExt as _, StreamExt as _,
     stream::{SplitSink, SplitStream},
 };
+use relay_domain::events::EventSeq;
 use relay_engine::{
     EngineError,
     error::Denial,
@@ -255,7 +256,7 @@ impl Observer {
     }
 
     /// Replays the events between the observer's last number and the start of this connection.
-    async fn resync(&mut self, last_seen_seq: i64) -> Result<(), Closing> {
+    async fn resync(&mut self, last_seen_seq: EventSeq) -> Result<(), Closing> {
         let scope = self.watch.access().scope;
         let oldest = last_seen_seq.max(self.started_at - 1 - RESYNC_LIMIT).max(0);
         let (mut since, mut replayed, mut whole) =

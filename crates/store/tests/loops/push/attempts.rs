@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
-    AttemptId, DeliveryId, NodeId, PushWorkerId,
+    AttemptId, DeliveryId, NodeId, PushWorkerId, SourceId,
     events::Event,
     push::{
         attempt::{AttemptOutcome, HttpAttempt, PushAttempt, RecordingPass},
@@ -38,7 +38,7 @@ pub(crate) fn push_attempt(seq: i64, first_id: i64, at: DateTime<Utc>) -> PushAt
             pushed_seq: 0,
             recovery_epoch: None,
         },
-        delivery_id: DeliveryId { source: seq, agent: agent_id, redrive_no: 0 },
+        delivery_id: DeliveryId { source: SourceId::new(seq), agent: agent_id, redrive_no: 0 },
         seq,
         location: None,
         http: HttpAttempt {

@@ -2,7 +2,7 @@ mod epoch;
 mod repairers;
 
 use relay_domain::{
-    DeliveryId, NodeId, ProviderName, PushWorkerId, mailboxes::DeliveryReport, push::attempt::RecordingPass,
+    DeliveryId, NodeId, ProviderName, PushWorkerId, SourceId, mailboxes::DeliveryReport, push::attempt::RecordingPass,
 };
 use relay_store::{
     mailboxes::{
@@ -93,7 +93,7 @@ async fn a_jump_costs_one_row_in_each_mailbox_that_holds_something() {
     db.acks(ADA, 2).await;
     assert_eq!(db.settled_floor(ADA).await, 10_002);
     let (scope, bob) = Database::mailbox(BOB);
-    let source: i64 = db.number("SELECT source_id FROM deliveries WHERE agent_id = 2").await;
+    let source = SourceId::new(db.number("SELECT source_id FROM deliveries WHERE agent_id = 2").await);
     let delivery = DeliveryId { source, agent: bob, redrive_no: 0 };
     let acked = db.store.report_delivery(scope, delivery, &DeliveryReport::Ack, db.now, |_| Vec::new()).await.unwrap();
     assert!(acked.flatten().is_some());
