@@ -54,7 +54,12 @@ impl Pool {
 
     /// Posts with an idempotency key, so that the caller may repeat the request.
     pub(crate) async fn post_keyed(&self, path: &str, token: &str, key: &str, body: &str) -> Result<Answer> {
-        self.ask("POST", path, Some(token), Some(key), body).await
+        self.ask("POST", path, Some(token), Some(("idempotency-key", key)), body).await
+    }
+
+    /// Posts without a token as a trusted proxy does for a client at `address`.
+    pub(crate) async fn post_forwarded(&self, path: &str, address: &str, body: &str) -> Result<Answer> {
+        self.ask("POST", path, None, Some(("x-forwarded-for", address)), body).await
     }
 
     /// Sends a GET request.
@@ -72,10 +77,10 @@ impl Pool {
         method: &str,
         path: &str,
         token: Option<&str>,
-        key: Option<&str>,
+        header: Option<(&str, &str)>,
         body: &str,
     ) -> Result<Answer> {
-        let request = encode(&self.address, method, path, token, key, body);
+        let request = encode(&self.address, method, path, token, header, body);
         tokio::time::timeout(ANSWER_WITHIN, self.exchange(&request))
             .await
             .with_context(|| format!("no answer to {method} {path}"))?
@@ -109,16 +114,24 @@ impl Pool {
     }
 }
 
-fn encode(host: &str, method: &str, path: &str, token: Option<&str>, key: Option<&str>, body: &str) -> Vec<u8> {
+fn encode(
+    host: &str,
+    method: &str,
+    path: &str,
+    token: Option<&str>,
+    header: Option<(&str, &str)>,
+    body: &str,
+) -> Vec<u8> {
     let mut request = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\n");
     if let Some(token) = token {
         request.push_str("authorization: Bearer ");
         request.push_str(token);
         request.push_str("\r\n");
     }
-    if let Some(key) = key {
-        request.push_str("idempotency-key: ");
-        request.push_str(key);
+    if let Some((name, value)) = header {
+        request.push_str(name);
+        request.push_str(": ");
+        request.push_str(value);
         request.push_str("\r\n");
     }
     if body.is_empty() {

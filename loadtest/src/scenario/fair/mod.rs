@@ -36,10 +36,14 @@ const SHIP: (f64, f64) = (4.0, 300.0);
 pub(crate) async fn run(common: &Common, kinds: &[Abuse], report: &mut Report) -> Result<()> {
     let names = NameServer::start().await?;
     let mut common = common.clone();
-    // Names with a server that never answers; other variables of the command line come last.
-    let egress =
-        [("RELAY_EGRESS_NAME_SERVERS", names.address().to_string()), ("RELAY_EGRESS_STRICT", "off".to_owned())];
-    common.env.splice(0..0, egress.map(|(key, value)| (key.to_owned(), value)));
+    // Names with a server that never answers, and clients at other addresses; other variables of the command line come
+    // last.
+    let settings = [
+        ("RELAY_EGRESS_NAME_SERVERS", names.address().to_string()),
+        ("RELAY_EGRESS_STRICT", "off".to_owned()),
+        ("RELAY_TRUSTED_PROXIES", "127.0.0.1".to_owned()),
+    ];
+    common.env.splice(0..0, settings.map(|(key, value)| (key.to_owned(), value)));
     let target = Target::start(&common, common.gateways.into()).await?;
     let others = Others::connect(&target, &common).await?;
     let load = Load::paced(RATE, common.window());
