@@ -34,9 +34,12 @@ pub(crate) enum Command {
         database: Database,
         /// Name of the workspace.
         name: String,
-        /// Plan of the workspace.
-        #[arg(long, env = "RELAY_DEFAULT_PLAN", default_value = "enterprise", value_parser = quotas::parse_plan)]
-        plan: Plan,
+        /// Plan of the workspace. By default `enterprise`, and `free` in a hosted installation.
+        #[arg(long, env = "RELAY_DEFAULT_PLAN", value_parser = quotas::parse_plan)]
+        plan: Option<Plan>,
+        /// As for gateways. Only the default of the plan depends on it here.
+        #[arg(long, env = "RELAY_HOSTED")]
+        hosted: Option<String>,
     },
     /// List workspaces, including deleted ones, oldest first.
     List {
@@ -143,7 +146,10 @@ impl From<UsageInterval> for Granularity {
 
 pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
     match command {
-        Command::Create { database, name, plan } => {
+        Command::Create { database, name, plan, hosted } => {
+            // The same default as that of gateways.
+            let default_plan = if hosted.as_deref() == Some("on") { Plan::Free } else { Plan::Enterprise };
+            let plan = plan.unwrap_or(default_plan);
             let made = database.connect()?.create_workspace(&name, plan).await.context("create the workspace")?;
             out.print_value(&json!({ "workspace_id": made.workspace_id, "name": name, "api_key": made.key }), |_| {
                 format!("workspace {}\nkey {}\nThe key is shown this once.", made.workspace_id, made.key)

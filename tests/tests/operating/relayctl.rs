@@ -57,6 +57,25 @@ async fn a_created_workspace_works_and_a_revoked_key_does_not() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_created_workspace_has_the_default_plan_of_the_installation() -> Result<()> {
+    let hosted = ("RELAY_HOSTED", "on");
+    for (arguments, variables, expected) in [
+        (&[][..], &[][..], "enterprise"),
+        (&[], &[("RELAY_HOSTED", "off")], "enterprise"),
+        (&[], &[hosted], "free"),
+        (&["--hosted", "on"], &[], "free"),
+        (&[], &[hosted, ("RELAY_DEFAULT_PLAN", "pro")], "pro"),
+        (&["--plan", "enterprise"], &[hosted, ("RELAY_DEFAULT_PLAN", "pro")], "enterprise"),
+    ] {
+        let create = [&["--json", "workspace", "create", "planned"], arguments].concat();
+        let made = relayctl_with(&create, variables, "").await?.json()?;
+        let quotas = relayctl(&["--json", "workspace", "quotas", text(&made["workspace_id"])]).await?.json()?;
+        assert_eq!(quotas["plan"], expected, "{arguments:?} {variables:?}");
+    }
+    Ok(())
+}
+
 /// Creates a workspace with rows in many tables, all containing the same word.
 async fn create_workspace_with_data(base: &str, word: &str) -> Result<Api> {
     let key = Api::create_workspace(base, word).await?;
