@@ -1,7 +1,7 @@
 //! Typed identifiers, so that ids of different kinds cannot be confused.
 //!
-//! Snowflake ids are 63-bit integers in memory and decimal strings in JSON, never JSON numbers, except in what the engine
-//! stores for itself ([`as_number`]).
+//! Snowflake ids are 63-bit integers in memory and decimal strings in JSON, never JSON numbers; what only the engine
+//! reads is an exception ([`as_number`]).
 
 pub mod as_number;
 
