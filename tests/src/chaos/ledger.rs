@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, btree_map::Entry},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
@@ -57,7 +57,7 @@ struct Inner {
 pub struct Ledger {
     inner: Mutex<Inner>,
     /// Frames, acks and posts for the rules that all fault tests share.
-    history: History,
+    history: Arc<History>,
 }
 
 /// Last seq of each agent on one connection.
@@ -67,12 +67,17 @@ pub struct ConnectionLedger {
 }
 
 impl Ledger {
+    /// Creates a ledger with positions of its own, for a process without the state of the others, and the same history.
+    pub fn with_history_of(other: &Self) -> Self {
+        Self { history: Arc::clone(&other.history), ..Self::default() }
+    }
+
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the history of posts, frames and acks.
-    pub const fn history(&self) -> &History {
+    pub fn history(&self) -> &History {
         &self.history
     }
 

@@ -5,6 +5,7 @@
 
 pub mod bulk;
 pub mod database;
+pub mod end_state;
 pub mod fanouts;
 pub mod ledger;
 pub mod load;

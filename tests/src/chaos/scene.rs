@@ -12,21 +12,24 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use relay_testkit::{
     client::{Agent, Api, Reply},
-    history::{Floors, Losses},
+    history::Losses,
     proxy::{Direction, Verdict},
     stack::{Stack, StackBuilder},
     wait,
 };
 
 use super::{
-    database::{Database, MailboxPosition},
+    database::Database,
+    end_state::record_end_state,
     ledger::Ledger,
     node::Node,
-    sender::{Outcome, SentMessage, Target, send_accepted, send_once},
+    sender::{Outcome, SentMessage, Target, repeat_keyed, send_accepted, send_once},
 };
 
 /// Limit for a loaded machine.
 const SERVED_WITHIN: Duration = Duration::from_secs(90);
+/// Most requests that are repeated with their idempotency keys.
+const REPEATED_KEYS: usize = 20;
 
 /// Engine that a test may break.
 #[derive(Debug)]
@@ -98,9 +101,9 @@ impl Scene {
         self.set_limit("UPDATE event_heads SET watched_until = 'infinity'").await
     }
 
-    /// Cuts all connections at the statement that commits the post with this text; the flag says when. It is the only
-    /// one that carries the text, and is sent in one write. Not for a workspace that commits in steps.
-    pub fn cut_post_of(&self, text: &str, verdict: Verdict) -> Arc<AtomicBool> {
+    /// Cuts all connections at the first statement that carries this text; the flag says when. A post is committed by one
+    /// statement, sent in one write, unless its workspace commits in steps.
+    pub fn cut_statement_of(&self, text: &str, verdict: Verdict) -> Arc<AtomicBool> {
         let fired = Arc::new(AtomicBool::new(false));
         let (cut, text) = (Arc::clone(&fired), text.as_bytes().to_vec());
         self.stack.postgres_proxy().set_filter(Direction::ToServer, move |_, chunk| {
@@ -225,66 +228,38 @@ impl Scene {
         Ok(())
     }
 
+    /// Repeats accepted requests with their idempotency keys, spread over all of them, and records the answers, which must
+    /// name the same messages. Fails without such a request.
+    pub async fn repeat_keys<'a>(&self, from: &Agent, sent: impl Iterator<Item = &'a SentMessage>) -> Result<()> {
+        let accepted: Vec<_> =
+            sent.filter(|one| one.key.is_some() && matches!(one.outcome, Outcome::Accepted(_))).collect();
+        ensure!(!accepted.is_empty(), "no key to repeat");
+        let step = accepted.len().div_ceil(REPEATED_KEYS);
+        for (nth, one) in accepted.into_iter().step_by(step).enumerate() {
+            let repeated = repeat_keyed(&self.api_of(from, nth), one).await?;
+            self.ledger.history().record_post(repeated.to_post());
+        }
+        Ok(())
+    }
+
     /// Judges what senders, nodes and the database know, once every delivery has arrived. Nothing may be lost.
     pub async fn verify(&self, sent: &[SentMessage]) -> Result<()> {
-        let violations = self.ledger.connection_violations();
-        ensure!(violations.is_empty(), "{} violations: {:#?}", violations.len(), first(&violations));
         self.judge(sent, Losses::None).await.map(drop)
     }
 
-    /// Judges the history of posts, frames and positions. Returns the ids of accepted messages that are lost.
+    /// Judges connections, and the history of posts, frames and positions. Returns the ids of accepted messages that are
+    /// lost.
     pub async fn judge(&self, sent: &[SentMessage], losses: Losses<'_>) -> Result<Vec<String>> {
+        let violations = self.ledger.connection_violations();
+        ensure!(violations.is_empty(), "{} violations: {:#?}", violations.len(), first(&violations));
         let history = self.ledger.history();
         sent.iter().for_each(|one| history.record_post(one.to_post()));
-        history.record_stored(self.database.messages().await?);
-        for texts in self.listings().await? {
-            history.record_listing(texts);
-        }
-        for (agent, position) in self.database.mailbox_positions().await? {
-            let MailboxPosition { head, sent, ack_floor, settled_floor } = position;
-            history.record_floors(&agent, Floors { head, sent, acked: ack_floor, settled: settled_floor });
-        }
+        let gateway = self.stack.gateways().iter().find(|gateway| gateway.is_running()).context("a gateway")?;
+        record_end_state(history, &self.database, &self.workspace.at(gateway.url())).await?;
         let violations = history.violations(losses);
         ensure!(violations.is_empty(), "{} violations: {:#?}", violations.len(), first(&violations));
         Ok(history.lost_ids())
     }
-
-    /// Returns the texts of every channel and conversation, oldest first.
-    async fn listings(&self) -> Result<Vec<Vec<String>>> {
-        let gateway = self.stack.gateways().iter().find(|gateway| gateway.is_running()).context("a gateway")?;
-        let api = self.workspace.at(gateway.url());
-        let conversations = api.get("/v1/dm/conversations/all?limit=500").await?.success()?;
-        let channels = api.get("/v1/channels").await?.success()?;
-        let mut paths = Vec::new();
-        for conversation in conversations.as_array().context("conversations")? {
-            paths.push(format!("/v1/dm/conversations/{}/messages", conversation["id"].as_str().context("an id")?));
-        }
-        for channel in channels.as_array().context("channels")? {
-            paths.push(format!("/v1/channels/{}/messages", channel["name"].as_str().context("a name")?));
-        }
-        let mut listings = Vec::new();
-        for path in paths {
-            listings.push(list_texts(&api, &path).await?);
-        }
-        Ok(listings)
-    }
-}
-
-/// Reads all pages of messages, which list the newest first.
-async fn list_texts(api: &Api, path: &str) -> Result<Vec<String>> {
-    let (mut texts, mut before) = (Vec::new(), String::new());
-    loop {
-        let page = api.get(&format!("{path}?limit=100{before}")).await?.success()?;
-        let page = page.as_array().with_context(|| format!("no messages in {page}"))?;
-        for message in page {
-            texts.push(message["text"].as_str().context("a text")?.to_owned());
-        }
-        // A page of large messages may be shorter than others.
-        let Some(oldest) = page.last() else { break };
-        before = format!("&before={}", oldest["id"].as_str().context("an id")?);
-    }
-    texts.reverse();
-    Ok(texts)
 }
 
 fn first<T>(violations: &[T]) -> &[T] {

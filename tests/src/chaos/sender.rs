@@ -33,8 +33,9 @@ pub enum Outcome {
 pub struct SentMessage {
     /// Unique text.
     pub text: String,
-    /// Names of the recipients.
-    pub recipients: Vec<String>,
+    pub target: Target,
+    /// Client that sends one message after another, if it is one.
+    pub sender: Option<String>,
     pub outcome: Outcome,
     /// Number of attempts.
     pub attempts: u32,
@@ -45,6 +46,12 @@ pub struct SentMessage {
 }
 
 impl SentMessage {
+    /// Adds the client that sends one message after another.
+    #[must_use]
+    pub fn from_sender(self, sender: &str) -> Self {
+        Self { sender: Some(sender.to_owned()), ..self }
+    }
+
     /// Converts to a record of the history.
     pub fn to_post(&self) -> Post {
         Post {
@@ -52,7 +59,8 @@ impl SentMessage {
             answered_at: self.ticks.1,
             key: self.key.clone(),
             text: self.text.clone(),
-            recipients: self.recipients.clone(),
+            sender: self.sender.clone(),
+            recipients: self.target.recipients(),
             answer: match &self.outcome {
                 Outcome::Accepted(id) => Answer::Accepted(id.clone()),
                 Outcome::Refused(status) => Answer::Refused(*status),
@@ -99,7 +107,8 @@ pub async fn send_once(api: &Api, target: &Target, text: &str) -> Result<SentMes
         Err(_) => Outcome::Unknown,
     };
     let ticks = (asked_at, tick());
-    Ok(SentMessage { text: text.to_owned(), recipients: target.recipients(), outcome, attempts: 1, ticks, key: None })
+    let (text, target) = (text.to_owned(), target.clone());
+    Ok(SentMessage { text, target, sender: None, outcome, attempts: 1, ticks, key: None })
 }
 
 /// Sends a direct message that must be accepted. Returns the answer, and the record of the post.
@@ -110,6 +119,7 @@ pub async fn send_accepted(api: &Api, to: &str, text: &str) -> Result<(Reply, Po
     let post = Post {
         asked_at,
         answered_at: tick(),
+        sender: None,
         key: None,
         text: text.to_owned(),
         recipients: vec![to.to_owned()],
@@ -121,6 +131,12 @@ pub async fn send_accepted(api: &Api, to: &str, text: &str) -> Result<(Reply, Po
 /// Sends with an idempotency key and retries at these gateways after a lost connection or a 5xx.
 pub async fn send_keyed(apis: &[Api], target: &Target, text: &str) -> Result<SentMessage> {
     keyed(apis.iter().cycle(), target, text, &uuid::Uuid::new_v4().to_string()).await
+}
+
+/// Repeats an accepted request with its idempotency key, at one gateway. The answer may name another message.
+pub async fn repeat_keyed(api: &Api, sent: &SentMessage) -> Result<SentMessage> {
+    let key = sent.key.as_deref().context("no idempotency key")?;
+    keyed(std::iter::repeat(api), &sent.target, &sent.text, key).await
 }
 
 /// Sends at two gateways concurrently with one idempotency key, like a client with a short timeout. Both must answer
@@ -145,7 +161,8 @@ async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &
                 let outcome = Outcome::Accepted(posted_message_id(&reply)?);
                 return Ok(SentMessage {
                     text: text.to_owned(),
-                    recipients: target.recipients(),
+                    target: target.clone(),
+                    sender: None,
                     outcome,
                     attempts: tries,
                     ticks: (asked_at, tick()),
@@ -185,7 +202,8 @@ pub async fn send_as_client(gateways: impl Iterator<Item = Api>, target: &Target
                 let outcome = Outcome::Accepted(posted_message_id(&reply)?);
                 let sent = SentMessage {
                     text: text.to_owned(),
-                    recipients: target.recipients(),
+                    target: target.clone(),
+                    sender: None,
                     outcome,
                     attempts: tries,
                     ticks: (asked_at, tick()),

@@ -85,7 +85,7 @@ impl Replicated {
     }
 
     /// Kills the primary, promotes the standby, and leads the engine to it.
-    async fn promote(&mut self) -> Result<()> {
+    pub(super) async fn promote(&mut self) -> Result<()> {
         self.scene.stack.postgres().kill9();
         self.standby.promote().await?;
         self.scene.stack.postgres_proxy().switch_to(&self.standby.address())?;
@@ -94,13 +94,24 @@ impl Replicated {
     }
 
     /// Ids of the messages that the standby has.
-    async fn replicated(&self) -> Result<HashSet<String>> {
+    pub(super) async fn replicated(&self) -> Result<HashSet<String>> {
         let database = Database::connect(&self.standby.url_of("relay"))?;
         Ok(database.messages().await?.into_values().flatten().collect())
     }
 
+    /// Repeats requests that the standby had before the failover with their idempotency keys.
+    pub(super) async fn repeat_keys(&self, sent: &[SentMessage], kept: &HashSet<String>) -> Result<()> {
+        let is_kept = |one: &&SentMessage| matches!(&one.outcome, Outcome::Accepted(id) if kept.contains(id));
+        self.scene.repeat_keys(&self.sam, sent.iter().filter(is_kept)).await
+    }
+
     /// Judges the history. Messages accepted in this span may be lost, unless the standby had them.
-    async fn verify(&self, sent: &[SentMessage], span: Range<Tick>, kept: &HashSet<String>) -> Result<usize> {
+    pub(super) async fn verify(
+        &self,
+        sent: &[SentMessage],
+        span: Range<Tick>,
+        kept: &HashSet<String>,
+    ) -> Result<usize> {
         let lost = self.scene.judge(sent, Losses::Within(&[span])).await?;
         let wrong: Vec<&String> = lost.iter().filter(|id| kept.contains(*id)).collect();
         ensure!(wrong.is_empty(), "the standby had {wrong:?}");
@@ -154,6 +165,7 @@ async fn fail_over_asynchronously(way: Way) -> Result<()> {
     senders.send(by_run_size(100, 1000)).await?;
     let report = senders.stop().await?;
     installation.wait_settled().await?;
+    installation.repeat_keys(&report.sent, &kept).await?;
     let lost = installation.verify(&report.sent, span, &kept).await?;
     println!(
         "{} accepted, {lost} lost, {} repetitions; service after {took:?}; {} frames repeated",
@@ -188,11 +200,13 @@ async fn fail_over_synchronously(way: Way) -> Result<()> {
     installation.scene.stack.postgres().require_standby().await?;
     let senders = installation.senders();
     senders.send(by_run_size(200, 2000)).await?;
+    let kept = installation.replicated().await?;
     let took = installation.fail_over().await?;
     senders.send(by_run_size(100, 1000)).await?;
     let report = senders.stop().await?;
     installation.wait_settled().await?;
-    let lost = installation.verify(&report.sent, 0..0, &HashSet::new()).await?;
+    installation.repeat_keys(&report.sent, &kept).await?;
+    let lost = installation.verify(&report.sent, 0..0, &kept).await?;
     println!(
         "{} accepted, {lost} lost, {} repetitions; service after {took:?}; {} frames repeated",
         report.sent.len(),
@@ -241,6 +255,7 @@ async fn messages_after_a_failover_are_not_taken_for_lost_ones() -> Result<()> {
     }
     ensure!(sent.iter().all(|one| matches!(one.outcome, Outcome::Accepted(_))), "{sent:?}");
     installation.wait_settled().await?;
+    installation.repeat_keys(&sent, &kept).await?;
     let lost = installation.verify(&sent, span, &kept).await?;
     let repeats = installation.scene.ledger.repeats();
     println!("{} accepted, {lost} lost; {repeats} frames repeated", sent.len());

@@ -142,7 +142,8 @@ async fn posts_are_refused_and_sockets_stay_open_while_postgres_is_unavailable()
         slowest = slowest.max(started.elapsed());
         refused.push(SentMessage {
             text,
-            recipients: vec!["ada".into()],
+            target: Target::Dm("ada".into()),
+            sender: None,
             outcome: Outcome::Refused(503),
             attempts: 1,
             ticks: (asked_at, tick()),
@@ -237,7 +238,7 @@ async fn post_through_cut_commits(verdict: Verdict) -> Result<()> {
         // Other transactions commit too, so the cut is armed by the message itself.
         let marker = format!("cut-{round}-");
         let fired = if round < rounds / 2 {
-            scene.cut_post_of(&marker, verdict)
+            scene.cut_statement_of(&marker, verdict)
         } else {
             scene.cut_commit_of(&marker, verdict)
         };

@@ -13,6 +13,7 @@ use relay_acceptance::chaos::{
     load::{Front, Senders},
     node::Node,
     scene::Scene,
+    sender::{Outcome, SentMessage},
 };
 use relay_testkit::{
     client::Agent,
@@ -126,6 +127,12 @@ impl Operated {
         senders.send(by_run_size(100, 500)).await?;
         let report = senders.stop().await?;
         self.scene.wait_settled(&self.agents, SOON).await?;
+        // A message is missing from `kept` if no leader was killed after it, or if commits wait for a standby.
+        let is_kept = |one: &&SentMessage| match &one.outcome {
+            Outcome::Accepted(id) => self.losses.is_empty() || self.kept.contains(id),
+            Outcome::Refused(_) | Outcome::Unknown => false,
+        };
+        self.scene.repeat_keys(&self.sam, report.sent.iter().filter(is_kept)).await?;
         let judged = self.scene.judge(&report.sent, Losses::Within(&self.losses)).await;
         let lost = judged.with_context(|| format!("{}{}", self.cluster.logs(60), self.scene.stack.logs(60)))?;
         let wrong: Vec<&String> = lost.iter().filter(|id| self.kept.contains(*id)).collect();

@@ -42,6 +42,8 @@ pub enum Answer {
 pub struct Post {
     pub asked_at: Tick,
     pub answered_at: Tick,
+    /// Client that awaits the answer to each post before its next one; `None` for a post that may overlap others.
+    pub sender: Option<String>,
     /// Idempotency key, if it had one.
     pub key: Option<String>,
     /// Unique text of the message.
@@ -101,6 +103,8 @@ pub enum Violation {
     StoredOtherwise { text: String, answers: Vec<Answer>, stored: Vec<String> },
     /// A message that was accepted before another was sent is listed behind it.
     ListedOutOfOrder { earlier: String, later: String },
+    /// Messages of one sender are listed in one order and numbered in the other.
+    NumberedOtherwise { agent: String, earlier: String, later: String },
     /// A position is above the last assigned seq.
     FloorAboveHead { agent: String, floors: Floors },
     /// The engine took more for acknowledged than the client had received.
@@ -126,6 +130,9 @@ impl fmt::Display for Violation {
                 write!(f, "{text:?} was answered with {answers:?} and is stored as {stored:?}")
             }
             Self::ListedOutOfOrder { earlier, later } => write!(f, "{later:?} is listed before {earlier:?}"),
+            Self::NumberedOtherwise { agent, earlier, later } => {
+                write!(f, "{earlier:?} is listed before {later:?}, and {agent} received it after that")
+            }
             Self::FloorAboveHead { agent, floors } => write!(f, "{agent}: {floors:?}"),
             Self::FloorAboveReceived { agent, floors, received } => {
                 write!(f, "{agent} received {received}, and its mailbox is at {floors:?}")

@@ -2,7 +2,31 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Answer, Losses, Mailbox, Post, Records, Violation};
+use super::{Answer, Losses, Mailbox, Post, Records, Tick, Violation};
+
+/// Message with the requests for it that were not refused: a retry, or a repetition after its acceptance, writes no other.
+struct Message<'a> {
+    /// First of the requests.
+    post: &'a Post,
+    asked_at: Tick,
+    /// First answer that accepted it, or else the first end of a connection.
+    answered_at: Tick,
+    is_accepted: bool,
+}
+
+impl<'a> Message<'a> {
+    fn new(posts: &[&'a Post]) -> Option<Self> {
+        let begun: Vec<&Post> =
+            posts.iter().copied().filter(|post| !matches!(post.answer, Answer::Refused(_))).collect();
+        let accepted = begun.iter().filter(|post| matches!(post.answer, Answer::Accepted(_)));
+        let accepted_at = accepted.map(|post| post.answered_at).min();
+        let post = *begun.iter().min_by_key(|post| post.asked_at)?;
+        let answered_at = accepted_at.or(begun.iter().map(|post| post.answered_at).min())?;
+        Some(Self { post, asked_at: post.asked_at, answered_at, is_accepted: accepted_at.is_some() })
+    }
+}
+
+type Messages<'a> = BTreeMap<&'a str, Message<'a>>;
 
 /// Returns the breaches of all rules.
 pub(super) fn judge(records: &Records, losses: Losses<'_>) -> Vec<Violation> {
@@ -10,13 +34,18 @@ pub(super) fn judge(records: &Records, losses: Losses<'_>) -> Vec<Violation> {
     let is_allowed =
         |breach: &&Violation| !(may_change && matches!(breach, Violation::TwoContents { was_acked: false, .. }));
     let mut violations: Vec<Violation> = records.breaches.iter().filter(is_allowed).cloned().collect();
+    let posts = by_text(&records.posts);
+    let messages: Messages<'_> = posts.iter().filter_map(|(text, posts)| Some((*text, Message::new(posts)?))).collect();
     check_results(&records.posts, &mut violations);
-    check_stored(records, losses, &mut violations);
-    check_listings(records, &mut violations);
+    check_stored(&posts, records, losses, &mut violations);
+    check_listings(&messages, records, &mut violations);
     let nothing = Mailbox::default();
     for agent in recipients(&records.posts) {
         let mailbox = records.mailboxes.get(agent).unwrap_or(&nothing);
-        check_mailbox(agent, mailbox, records, losses, &mut violations);
+        let seqs = seqs_by_text(mailbox);
+        check_received(agent, &seqs, records, losses, &mut violations);
+        check_order(agent, &seqs, &messages, &mut violations);
+        check_numbers(agent, &seqs, &messages, records, &mut violations);
     }
     check_floors(records, losses, &mut violations);
     violations
@@ -27,6 +56,24 @@ fn recipients(posts: &[Post]) -> Vec<&str> {
     names.sort_unstable();
     names.dedup();
     names
+}
+
+fn by_text(posts: &[Post]) -> BTreeMap<&str, Vec<&Post>> {
+    let mut groups: BTreeMap<&str, Vec<&Post>> = BTreeMap::new();
+    for post in posts {
+        groups.entry(&post.text).or_default().push(post);
+    }
+    groups
+}
+
+fn seqs_by_text(mailbox: &Mailbox) -> HashMap<&str, Vec<u64>> {
+    let mut seqs: HashMap<&str, Vec<u64>> = HashMap::new();
+    for (seq, content) in &mailbox.contents {
+        if let Some(text) = &content.text {
+            seqs.entry(text).or_default().push(*seq);
+        }
+    }
+    seqs
 }
 
 /// One result per idempotency key.
@@ -45,14 +92,15 @@ fn check_results(posts: &[Post], violations: &mut Vec<Violation>) {
 }
 
 /// Accepted messages are stored, refused ones are not, and a post without an answer is stored once at most.
-fn check_stored(records: &Records, losses: Losses<'_>, violations: &mut Vec<Violation>) {
+fn check_stored(
+    posts: &BTreeMap<&str, Vec<&Post>>,
+    records: &Records,
+    losses: Losses<'_>,
+    violations: &mut Vec<Violation>,
+) {
     let Some(stored) = &records.stored else { return };
-    let mut posts: BTreeMap<&str, Vec<&Post>> = BTreeMap::new();
-    for post in &records.posts {
-        posts.entry(&post.text).or_default().push(post);
-    }
     for (text, posts) in posts {
-        let stored = stored.get(text).map_or(&[][..], Vec::as_slice);
+        let stored = stored.get(*text).map_or(&[][..], Vec::as_slice);
         let accepted =
             |id: &String| posts.iter().any(|post| matches!(&post.answer, Answer::Accepted(own) if own == id));
         let is_kept = |post: &&Post| match &post.answer {
@@ -63,43 +111,33 @@ fn check_stored(records: &Records, losses: Losses<'_>, violations: &mut Vec<Viol
         let unexplained = stored.iter().filter(|id| !accepted(id)).count();
         if !posts.iter().all(is_kept) || unexplained > unanswered {
             let answers = posts.iter().map(|post| post.answer.clone()).collect();
-            violations.push(Violation::StoredOtherwise { text: text.to_owned(), answers, stored: stored.to_vec() });
+            violations.push(Violation::StoredOtherwise { text: (*text).to_owned(), answers, stored: stored.to_vec() });
         }
     }
 }
 
 /// Lists have the order in which messages were accepted.
-fn check_listings(records: &Records, violations: &mut Vec<Violation>) {
-    let posts: HashMap<&str, &Post> = records.posts.iter().map(|post| (post.text.as_str(), post)).collect();
+fn check_listings(messages: &Messages<'_>, records: &Records, violations: &mut Vec<Violation>) {
     for listing in &records.listings {
-        let listed = listing.iter().filter_map(|text| posts.get(text.as_str()).copied());
-        let found = find_disorder(listed);
+        let found = find_disorder(listing.iter().filter_map(|text| messages.get(text.as_str())));
         violations.extend(found.into_iter().map(|(earlier, later)| Violation::ListedOutOfOrder { earlier, later }));
     }
 }
 
-/// Accepted messages are received, once, in the order in which they were accepted; refused ones are not received.
-fn check_mailbox(
+/// Accepted messages are received, once; refused ones are not received.
+fn check_received(
     agent: &str,
-    mailbox: &Mailbox,
+    seqs: &HashMap<&str, Vec<u64>>,
     records: &Records,
     losses: Losses<'_>,
     violations: &mut Vec<Violation>,
 ) {
-    let mut seqs: HashMap<&str, Vec<u64>> = HashMap::new();
-    for (seq, content) in &mailbox.contents {
-        if let Some(text) = &content.text {
-            seqs.entry(text).or_default().push(*seq);
-        }
-    }
-    let mut received: Vec<(&Post, u64)> = Vec::new();
     for post in records.posts.iter().filter(|post| post.recipients.iter().any(|name| name == agent)) {
         let (agent, text) = (agent.to_owned(), post.text.clone());
         match (&post.answer, seqs.get(post.text.as_str()).map(Vec::as_slice)) {
             (Answer::Accepted(_) | Answer::None, None) if must_arrive(&agent, post, records, losses) => {
                 violations.push(Violation::Lost { agent, text });
             }
-            (Answer::Accepted(_), Some([seq])) => received.push((post, *seq)),
             (Answer::Accepted(_) | Answer::None, Some(seqs)) if seqs.len() > 1 => {
                 violations.push(Violation::Repeated { agent, text, seqs: seqs.to_vec() });
             }
@@ -110,27 +148,65 @@ fn check_mailbox(
             _ => {}
         }
     }
-    received.sort_unstable_by_key(|(_, seq)| *seq);
-    let found = find_disorder(received.into_iter().map(|(post, _)| post));
-    let agent = agent.to_owned();
+}
+
+/// Accepted messages are received in the order in which they were accepted.
+fn check_order(agent: &str, seqs: &HashMap<&str, Vec<u64>>, messages: &Messages<'_>, violations: &mut Vec<Violation>) {
+    let mut received: Vec<(u64, &Message<'_>)> =
+        messages.values().filter_map(|message| Some((seq_of(message, agent, seqs)?, message))).collect();
+    received.sort_unstable_by_key(|(seq, _)| *seq);
+    let found = find_disorder(received.into_iter().map(|(_, message)| message));
     violations.extend(found.into_iter().map(|(earlier, later)| Violation::Reordered {
-        agent: agent.clone(),
+        agent: agent.to_owned(),
         earlier,
         later,
     }));
 }
 
+/// Messages of one sender are numbered in the order of the lists. Overlapping posts need not be: the id of a message is
+/// drawn before its commit and the seq within it, and between the two another commit may come first.
+fn check_numbers(
+    agent: &str,
+    seqs: &HashMap<&str, Vec<u64>>,
+    messages: &Messages<'_>,
+    records: &Records,
+    violations: &mut Vec<Violation>,
+) {
+    for listing in &records.listings {
+        let mut highest: HashMap<&str, (u64, &str)> = HashMap::new();
+        for message in listing.iter().filter_map(|text| messages.get(text.as_str())) {
+            let Some((sender, seq)) = message.post.sender.as_deref().zip(seq_of(message, agent, seqs)) else {
+                continue;
+            };
+            let (before, earlier) = highest.insert(sender, (seq, &message.post.text)).unwrap_or_default();
+            if before > seq {
+                let (agent, earlier) = (agent.to_owned(), earlier.to_owned());
+                violations.push(Violation::NumberedOtherwise { agent, earlier, later: message.post.text.clone() });
+            }
+        }
+    }
+}
+
+/// Returns the seq under which an agent received an accepted message; `None` also if there are several.
+fn seq_of(message: &Message<'_>, agent: &str, seqs: &HashMap<&str, Vec<u64>>) -> Option<u64> {
+    let is_recipient = message.is_accepted && message.post.recipients.iter().any(|name| name == agent);
+    match seqs.get(message.post.text.as_str()).map(Vec::as_slice) {
+        Some([seq]) if is_recipient => Some(*seq),
+        _ => None,
+    }
+}
+
 /// Returns pairs in which a message that was accepted before the other was sent comes after it.
-fn find_disorder<'a>(ordered: impl Iterator<Item = &'a Post>) -> Vec<(String, String)> {
+fn find_disorder<'a>(ordered: impl Iterator<Item = &'a Message<'a>>) -> Vec<(String, String)> {
     let mut found = Vec::new();
     // Of all messages so far, the latest begin decides: none may have begun after this one was accepted.
-    let mut latest: Option<&Post> = None;
-    for post in ordered {
-        if let Some(before) = latest.filter(|before| before.asked_at > post.answered_at) {
-            found.push((post.text.clone(), before.text.clone()));
+    let mut latest: Option<&Message<'_>> = None;
+    for message in ordered {
+        if let Some(before) = latest.filter(|before| before.asked_at > message.answered_at) {
+            found.push((message.post.text.clone(), before.post.text.clone()));
         }
-        if latest.is_none_or(|before| before.asked_at < post.asked_at) {
-            latest = Some(post);
+        if latest.is_none_or(|before| before.asked_at < message.asked_at) {
+            latest = Some(message);
         }
     }
     found

@@ -4,7 +4,8 @@ use super::*;
 
 fn post(text: &str, answer: Answer) -> Post {
     let (asked_at, answered_at) = (tick(), tick());
-    Post { asked_at, answered_at, key: None, text: text.to_owned(), recipients: vec!["ada".to_owned()], answer }
+    let (text, recipients) = (text.to_owned(), vec!["ada".to_owned()]);
+    Post { asked_at, answered_at, sender: None, key: None, text, recipients, answer }
 }
 
 fn accepted(text: &str) -> Post {
@@ -160,6 +161,35 @@ fn lists_have_the_order_of_acceptance() {
     history.record_listing(vec!["two".into(), "one".into()]);
     let disorder = Violation::ListedOutOfOrder { earlier: "one".into(), later: "two".into() };
     assert_eq!(history.violations(Losses::None), [disorder]);
+}
+
+#[test]
+fn a_repeated_request_does_not_move_its_message() {
+    let keyed = || Post { key: Some("k".into()), ..accepted("one") };
+    let frames = [(1, content("one")), (2, content("two"))];
+    let retried = Post { answer: Answer::None, ..keyed() };
+    for posts in [vec![keyed(), accepted("two"), keyed()], vec![retried, accepted("two"), keyed()]] {
+        let history = history(posts, &frames, 2);
+        history.record_stored(stored(&[("one", "id of one"), ("two", "id of two")]));
+        history.record_listing(vec!["one".into(), "two".into()]);
+        assert_eq!(history.violations(Losses::None), []);
+    }
+}
+
+#[test]
+fn messages_of_one_sender_are_numbered_as_they_are_listed() {
+    let found = |senders: [&str; 2]| {
+        let (mut one, mut two) = (accepted("one"), accepted("two"));
+        [one.sender, two.sender] = senders.map(|sender| Some(sender.to_owned()));
+        // By their times alone they may have any order.
+        (two.asked_at, two.answered_at) = (one.asked_at, one.answered_at);
+        let history = history(vec![one, two], &[(1, content("two")), (2, content("one"))], 2);
+        history.record_listing(vec!["one".into(), "two".into()]);
+        history.violations(Losses::None)
+    };
+    let (agent, earlier, later) = ("ada".into(), "one".into(), "two".into());
+    assert_eq!(found(["sam", "sam"]), [Violation::NumberedOtherwise { agent, earlier, later }]);
+    assert_eq!(found(["sam", "eve"]), [], "posts of two senders overlap");
 }
 
 #[test]
