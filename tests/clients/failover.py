@@ -10,7 +10,7 @@ import os
 
 from relay_sdk import AsyncRelay
 
-from harness import Receiver, ask, check, same, until
+from harness import Receiver, ask, check, report, same, until
 
 FRONT, OTHER, KEY = (os.environ[name] for name in ("RELAY_FRONT", "RELAY_OTHER", "RELAY_KEY"))
 
@@ -25,14 +25,13 @@ async def main():
     receiver = Receiver(registered.token, FRONT)
     await until("the socket opens", lambda: receiver.opened == 1)
 
-    sent = []
+    posts = []
 
     async def post(text):
-        sent.append(text)
-        await lead.send("work", text)
+        posts.append((text, (await lead.send("work", text)).id))
 
     async def received(claim):
-        await until(claim, lambda: len(set(receiver.texts())) >= len(sent), receiver.texts)
+        await until(claim, lambda: len(set(receiver.texts())) >= len(posts), receiver.texts)
 
     async def all_acked():
         return await ada.deliveries() == []
@@ -57,8 +56,9 @@ async def main():
         # Acks that were not replicated are lost with the primary. Their deliveries come again, with the same ids, and this
         # client passes them on.
         got = list(dict.fromkeys(got))
-    same("everything in order, once", got, sent)
+    same("everything in order, once", got, [text for text, _ in posts])
     await until("all of it is acked", all_acked)
+    await report(posts, got)
     await receiver.close()
     print("all checks hold")
 

@@ -49,6 +49,9 @@ export async function ask(request) {
   check(`the test did "${request}"`, value === 'done', value);
 }
 
+/** Gives the test the posts, as [text, id], and the texts that a client has shown, for the rules of all histories. */
+export const report = (posts, shown) => ask(JSON.stringify({ posts, shown }));
+
 /**
  * Connects an agent's client and waits until its socket is open. `events` is what it receives live, as
  * [type, text, sender] in order, without events that have no text; `opened` counts its connections.

@@ -1,6 +1,7 @@
 """What the scripts share: checks that are printed, requests to the test that runs them, waits."""
 
 import asyncio
+import json
 import sys
 import time
 
@@ -51,6 +52,11 @@ async def ask(request):
     print(f"@{request}", flush=True)
     answer = await asyncio.to_thread(sys.stdin.readline)
     same(f'the test did "{request}"', answer.strip(), "done")
+
+
+async def report(posts, shown):
+    """Gives the test the posts, as (text, id), and the texts that a client has shown, for the rules of all histories."""
+    await ask(json.dumps({"posts": posts, "shown": shown}))
 
 
 class Receiver:

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use relay_acceptance::{
-    chaos::database::Database,
-    clients::{AgentScript, Broker, BrokerRelease, Script},
+    chaos::{database::Database, sender::posted_message_id},
+    clients::{AgentScript, Broker, BrokerRelease, ClientHistory, Script},
 };
 use relay_testkit::{client::Api, proxy::TcpProxy, servers::Postgres, stack::Stack, wait};
 use relaycast::{CreateAgentRequest, CreateChannelRequest, RelayCast, RelayCastOptions, WorkspaceProvenance};
@@ -75,6 +75,12 @@ impl Installation {
         Ok(())
     }
 
+    /// Judges the history of the only client, in the workspace with this key.
+    async fn judge(&self, history: &ClientHistory, workspace_key: &str) -> Result<()> {
+        let [_, standby] = self.databases()?;
+        history.judge(&standby, &Api::new(self.stack.gateway(0).url(), workspace_key)).await
+    }
+
     /// Runs a client's script, which asks for a fault while its client is connected.
     async fn run(&self, mut script: Script) -> Result<()> {
         let (front, other) = (self.stack.gateway(0).url(), self.stack.gateway(1).url());
@@ -83,12 +89,14 @@ impl Installation {
         if self.state == Standby::Lagging {
             script = script.env("RELAY_STANDBY_LAGS", "1");
         }
+        let history = ClientHistory::new("ada");
         let done = script.run(async |request| match request.0.as_str() {
             "hold the standby back" => self.hold_back().await,
             "kill -9 the gateway" => self.fail_over().await,
-            request => panic!("{request:?} was not expected"),
+            _ => history.record_report(&request),
         });
-        done.await.inspect_err(|_| println!("{}", self.stack.logs(30)))
+        done.await.inspect_err(|_| println!("{}", self.stack.logs(30)))?;
+        self.judge(&history, workspace.token()).await
     }
 
     /// Runs a broker of this release with an agent in a terminal.
@@ -101,13 +109,14 @@ impl Installation {
         let broker = Broker::start_release(release, front, workspace.token(), "box", &dir).await?;
         broker.spawn("w1", &script).await?;
         self.hold_back().await?;
-        let mut sent = Vec::new();
+        let (history, mut sent) = (ClientHistory::new("w1"), Vec::new());
         for number in 0..10 {
             if number == 5 {
                 self.fail_over().await?;
             }
-            sent.push(format!("text-{number}"));
-            lead.post_message("general", &format!("text-{number}")).await?.success()?;
+            let text = format!("text-{number}");
+            history.record_post(&text, &posted_message_id(&lead.post_message("general", &text).await?)?);
+            sent.push(text);
             let heard = wait::until_ok("the message in the terminal", RECOVERED_WITHIN, || async {
                 let lines = script.received_lines();
                 ensure!(texts(&lines) == sent, "the command was given {lines:?}");
@@ -116,7 +125,8 @@ impl Installation {
             heard.await.inspect_err(|_| println!("the broker's log ends:\n{}", broker.log_tail(60)))?;
         }
         ensure!(broker.is_running(), "the broker has ended");
-        Ok(())
+        history.record_shown(texts(&script.received_lines()));
+        self.judge(&history, workspace.token()).await
     }
 }
 
@@ -128,6 +138,16 @@ async fn the_javascript_sdk_survives_a_failover_of_postgres() -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_javascript_sdk_survives_a_failover_to_a_lagging_standby() -> Result<()> {
     Installation::start(Standby::Lagging).await?.run(Script::node("failover.mjs").await?).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_agent_relay_sdk_survives_a_failover_of_postgres() -> Result<()> {
+    Installation::start(Standby::Synchronous).await?.run(Script::node("failover_agent_relay.mjs").await?).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_agent_relay_sdk_survives_a_failover_to_a_lagging_standby() -> Result<()> {
+    Installation::start(Standby::Lagging).await?.run(Script::node("failover_agent_relay.mjs").await?).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -177,14 +197,15 @@ async fn rust_sdk(standby: Standby) -> Result<()> {
     bob.connect().await?;
     let mut events = bob.subscribe_events()?;
     installation.hold_back().await?;
-    let mut received = Vec::new();
+    let history = ClientHistory::new("bob");
+    let mut received: Vec<String> = Vec::new();
     let mut sent = Vec::new();
     for number in 0..10 {
         if number == 5 {
             installation.fail_over().await?;
         }
         let text = format!("message {number}");
-        ada.send("#plans", &text, None, None, None).await?;
+        history.record_post(&text, &ada.send("#plans", &text, None, None, None).await?.id);
         sent.push(text);
         while received.len() < sent.len() {
             let next = tokio::time::timeout(RECOVERED_WITHIN, events.recv()).await;
@@ -197,5 +218,6 @@ async fn rust_sdk(standby: Standby) -> Result<()> {
     }
     assert_eq!(received, sent);
     bob.disconnect().await;
-    Ok(())
+    history.record_shown(received.iter().map(String::as_str));
+    installation.judge(&history, made.api_key.as_str()).await
 }
