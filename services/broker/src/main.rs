@@ -23,6 +23,7 @@ mod invocations;
 mod lease;
 mod mailbox;
 mod metric_names;
+mod process_group;
 mod restore;
 mod runner;
 mod startup;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::scene::{SOON, Scene};
+use crate::scene::{SOON, Scene, is_running};
 
 pub(crate) struct Runner {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
@@ -159,7 +159,14 @@ async fn the_program_of_a_runner_is_started_again_until_it_leaves_or_the_broker_
     scene.broker.wait_connected().await?;
     let folder = tempfile::tempdir()?;
     let starts = folder.path().join("starts");
-    let script = "echo $$ ${RELAY_BROKER_API_KEY:-none} $GIVEN >> starts; sleep 600 & wait; exit 3";
+    // Children of two kinds: one in the program's group that SIGTERM does not end, one in a session of its own.
+    let script = r#"
+        env > environment
+        sh -c 'trap "" TERM; echo $$ >> children; while :; do sleep 600; done' &
+        setsid sh -c 'echo $$ >> children; exec sleep 600' &
+        echo $$ ${RELAY_BROKER_API_KEY:-none} $GIVEN >> starts
+        wait; exit 3
+    "#;
     let supervision = json!({
         "argv": ["sh", "-c", script], "cwd": folder.path(), "env": { "GIVEN": "yes" },
         "restart_policy": { "cooldown_ms": 10 },
@@ -185,15 +192,57 @@ async fn the_program_of_a_runner_is_started_again_until_it_leaves_or_the_broker_
         .await
         .with_context(|| scene.broker.log_tail(30))
     };
+    let children = async |count: usize| {
+        wait::until_ok("the children of the program", SOON, || async {
+            let text = std::fs::read_to_string(folder.path().join("children"))?;
+            ensure!(text.lines().count() == count && text.ends_with('\n'), "{text}");
+            text.lines().map(|pid| pid.parse::<u32>().context("a pid")).collect::<Result<Vec<u32>>>()
+        })
+        .await
+    };
     let first = started(1).await?;
-    ensure!(std::process::Command::new("kill").arg(first.to_string()).status()?.success());
+    let environment = std::fs::read_to_string(folder.path().join("environment"))?;
+    assert!(environment.contains("GIVEN=yes") && !environment.contains(scene.workspace.token()), "{environment}");
+    let earlier = children(2).await?;
+    assert!(earlier.iter().copied().all(is_running));
+    ensure!(std::process::Command::new("kill").arg("-9").arg(first.to_string()).status()?.success());
     let second = started(2).await?;
+    assert!(!earlier.iter().copied().any(is_running), "children of the ended program: {earlier:?}");
+    let all = children(4).await?;
     scene.broker.terminate().await?;
-    wait::until_ok("the program to end with the broker", SOON, || async {
-        ensure!(!crate::scene::is_running(u32::try_from(second)?), "it runs");
-        anyhow::Ok(())
-    })
-    .await
+    assert!(!is_running(u32::try_from(second)?) && !all.iter().copied().any(is_running), "{second} {all:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_runner_that_gives_no_sign_of_life_is_disconnected() -> Result<()> {
+    let scene = Scene::new("hanging").await?;
+    scene.broker.wait_connected().await?;
+    let mut runner = Runner::connect(&scene).await?;
+    let registered = runner.ask("register_node", manifest("hanging")).await?;
+    assert_eq!(registered["type"], "ok", "{registered}");
+    runner.ask("register_handlers", json!({ "names": ["build"] })).await?;
+    let handlers_live = async |expected: bool, limit: Duration| {
+        wait::until_ok("the engine to know of the handlers", limit, || async {
+            let nodes = scene.workspace.get("/v1/nodes").await?.success()?;
+            let node = nodes.as_array().and_then(|nodes| nodes.iter().find(|node| node["name"] == "hanging"));
+            ensure!(node.context("the node")?["handlers_live"] == expected, "{nodes}");
+            anyhow::Ok(())
+        })
+        .await
+    };
+    handlers_live(true, SOON).await?;
+    // From here on it reads nothing, and so answers no ping.
+    handlers_live(false, Duration::from_secs(150)).await?;
+    let ended = loop {
+        if let Err(ended) = runner.next().await {
+            break ended;
+        }
+    };
+    assert!(!ended.is::<tokio::time::error::Elapsed>(), "the socket is open");
+    let mut again = Runner::connect(&scene).await?;
+    assert_eq!(again.ask("hello", json!({})).await?["type"], "ok");
+    Ok(())
 }
 
 #[tokio::test]

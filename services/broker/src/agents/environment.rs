@@ -42,8 +42,8 @@ pub(super) fn environment(
     ack_folder: Option<&Path>,
 ) -> BTreeMap<OsString, OsString> {
     let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-    for name in WITHHELD.iter().chain(&WORKSPACE_KEYS).chain([&WORKSPACES]) {
-        environment.remove(&OsString::from(name));
+    for name in withheld_variables() {
+        environment.remove(OsStr::new(name));
     }
     if environment.get(&OsString::from("TERM")).is_none_or(|term| term.is_empty() || term == "dumb") {
         environment.insert("TERM".into(), "xterm-256color".into());
@@ -88,6 +88,11 @@ pub(super) fn environment(
         environment.insert(name.into(), value.into());
     }
     environment
+}
+
+/// Variables of the broker with its secrets, and those that are about its own terminal. No program inherits them.
+pub(crate) fn withheld_variables() -> impl Iterator<Item = &'static str> {
+    WITHHELD.into_iter().chain(WORKSPACE_KEYS).chain([WORKSPACES])
 }
 
 /// Puts the variables of another user in place of those of the broker's.

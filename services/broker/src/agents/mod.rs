@@ -31,7 +31,7 @@ pub(crate) use activity::{AgentInfo, AgentState};
 pub(crate) use agent_error::AgentError;
 pub(crate) use command::{AgentCommand, AgentHandle, Drained, PendingMessage, wait_written, write_error};
 pub(crate) use continuity::ContinuityFolder;
-pub(crate) use environment::MARKER;
+pub(crate) use environment::{MARKER, withheld_variables};
 pub(crate) use headless::{AppServerConfig, Headless};
 pub(crate) use members::Members;
 pub(crate) use registry::Agents;

@@ -26,7 +26,7 @@ pub(crate) type CallOutcome = Result<Value, String>;
 pub(crate) struct Runners {
     state: Mutex<State>,
     is_present: watch::Sender<bool>,
-    pub(super) supervisor: Supervisor,
+    pub(crate) supervisor: Supervisor,
 }
 
 #[derive(Debug, Default)]

@@ -197,7 +197,8 @@ async fn register_node(api: &Api, broker: &Broker, payload: Value) -> Result<Reg
         Some(supervision) => {
             let runners = broker.runners.clone();
             let stop = api.inner.stop.clone();
-            broker.runners.supervisor.begin(supervision, name, runners, &broker.services.tasks, stop);
+            let host = broker.services.host.clone();
+            broker.runners.supervisor.begin(supervision, name, runners, host, stop);
         }
         None => broker.runners.supervisor.end(),
     }

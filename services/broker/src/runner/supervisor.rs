@@ -8,27 +8,28 @@ use std::{
     time::Duration,
 };
 
+use relay_pty::PtyHost;
 use relay_tasks::spawn_isolated;
-use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
-    process::{Child, Command},
+    process::Command,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::Runners;
-use crate::agents::{RestartCount, RestartPolicy};
+use crate::{
+    agents::{RestartCount, RestartPolicy, withheld_variables},
+    process_group::ProcessGroup,
+};
 
 /// A runner that the broker has not started shows its end only by its socket. Published ones connect again within 5 s.
 const UNKNOWN_PROCESS_PATIENCE: Duration = Duration::from_secs(10);
-/// A program that was asked to end is killed after this time.
+/// A program that was asked to end is killed after this time, and its children with it.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 /// Bytes of output in one line of the log.
 const LOG_LINE: usize = 4096;
-/// Key of the listen API. A runner reads it from the connection file, or is given it.
-const BROKER_KEY: &str = "RELAY_BROKER_API_KEY";
 
 /// The program of a runner, and the rules of its restart.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -51,8 +52,9 @@ impl Supervision {
 
 /// The one supervision in force.
 #[derive(Debug, Default)]
-pub(super) struct Supervisor {
+pub(crate) struct Supervisor {
     current: Mutex<Option<(Supervision, CancellationToken)>>,
+    tasks: TaskTracker,
 }
 
 impl Supervisor {
@@ -62,7 +64,7 @@ impl Supervisor {
         supervision: Supervision,
         runner: String,
         runners: Arc<Runners>,
-        tasks: &TaskTracker,
+        host: PtyHost,
         stop: CancellationToken,
     ) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,8 +76,8 @@ impl Supervisor {
             earlier.cancel();
         }
         if supervision.restart_policy.enabled {
-            let program = Program { supervision, runner, stop };
-            tasks.spawn(async move { program.supervise(&runners, end).await });
+            let program = Program { supervision, runner, host, stop };
+            self.tasks.spawn(async move { program.supervise(&runners, end).await });
         }
     }
 
@@ -85,11 +87,18 @@ impl Supervisor {
             end.cancel();
         }
     }
+
+    /// Waits until the programs have ended that were started here. They end when the broker stops.
+    pub(crate) async fn stopped(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
 }
 
 struct Program {
     supervision: Supervision,
     runner: String,
+    host: PtyHost,
     stop: CancellationToken,
 }
 
@@ -123,10 +132,11 @@ impl Program {
         }
     }
 
-    /// Runs the program until its end. Returns whether that was a clean one.
+    /// Runs the program until its end, and ends what it leaves behind. Returns whether that was a clean end.
     async fn run_once(&self) -> bool {
-        let mut child = match self.command().spawn() {
-            Ok(child) => child,
+        let marker = uuid::Uuid::new_v4().simple().to_string();
+        let (mut child, processes) = match ProcessGroup::start(&mut self.command(), marker, self.host.clone()) {
+            Ok(started) => started,
             Err(error) => {
                 tracing::error!(runner.name = self.runner, %error, "the runner cannot be started");
                 return false;
@@ -139,18 +149,22 @@ impl Program {
             spawn_isolated("runner-output", log(self.runner.clone(), stderr));
         }
         let status = tokio::select! {
-            status = child.wait() => status,
+            status = child.wait() => Some(status),
             () = self.stop.cancelled() => {
-                stop_program(&mut child).await;
-                return true;
+                processes.terminate();
+                // Whatever is left after the grace is killed.
+                let _ = timeout(STOP_GRACE, child.wait()).await;
+                None
             }
         };
+        processes.end().await;
         match status {
-            Ok(status) => {
+            None => true,
+            Some(Ok(status)) => {
                 tracing::warn!(runner.name = self.runner, %status, "the runner has ended");
                 status.success()
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 tracing::error!(runner.name = self.runner, %error, "the runner's end cannot be seen");
                 false
             }
@@ -161,8 +175,12 @@ impl Program {
         let Supervision { argv, cwd, env, .. } = &self.supervision;
         let (program, args) = argv.split_first().map_or(("", argv.as_slice()), |(first, rest)| (first.as_str(), rest));
         let mut command = Command::new(program);
-        // A session of its own would make it an orphan of a terminal.
-        command.args(args).env_remove(BROKER_KEY).envs(env).process_group(0).kill_on_drop(true);
+        command.args(args);
+        // A runner reads the key of the listen API from the connection file, or is given what it needs in `env`.
+        withheld_variables().for_each(|name| {
+            command.env_remove(name);
+        });
+        command.envs(env);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         if let Some(cwd) = cwd {
             command.current_dir(cwd);
@@ -177,14 +195,5 @@ async fn log(runner: String, mut output: impl AsyncRead + Unpin) {
         for line in String::from_utf8_lossy(&buffer[..count]).lines() {
             tracing::info!(runner.name = runner, line, "output of the runner");
         }
-    }
-}
-
-async fn stop_program(child: &mut Child) {
-    let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-    // It may have ended already.
-    let _ = pid.map(|pid| kill_process_group(pid, Signal::TERM));
-    if timeout(STOP_GRACE, child.wait()).await.is_err() {
-        let _ = child.start_kill();
     }
 }

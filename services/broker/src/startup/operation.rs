@@ -39,6 +39,7 @@ const INVOCATIONS: usize = 256;
 pub(super) struct Operation {
     services: Services,
     members: Members,
+    runners: Arc<Runners>,
     restoring: JoinHandle<()>,
     invocations: Vec<JoinHandle<()>>,
     reporters: Vec<JoinHandle<()>>,
@@ -92,10 +93,11 @@ impl Operation {
             tasks.spawn("verification-file", verification.keep_written()),
         ];
         let services = members.default_workspace().services().clone();
-        let is_new = api.broker.set(Broker { services: services.clone(), members: members.clone(), runners }).is_ok();
+        let broker = Broker { services: services.clone(), members: members.clone(), runners: runners.clone() };
+        let is_new = api.broker.set(broker).is_ok();
         debug_assert!(is_new, "the broker is set once");
         let restoring = spawn_isolated("restore", restore::start(members.clone(), survivors, roster));
-        Self { services, members, restoring, invocations, reporters }
+        Self { services, members, runners, restoring, invocations, reporters }
     }
 
     /// Ends the agents, writes the state, and says goodbye to the engine.
@@ -104,7 +106,11 @@ impl Operation {
         restoring.abort();
         invocations.iter().for_each(JoinHandle::abort);
         let running = services.roster.agents();
-        stop_agents(&services.host, &services).await;
+        let runner_ended = timeout(RELEASE_TIMEOUT, runners.supervisor.stopped());
+        let ((), ended) = tokio::join!(stop_agents(&services.host, &services), runner_ended);
+        if ended.is_err() {
+            tracing::error!("the program of the runner has not ended in time");
+        }
         keep_roster(services.roster.clone(), running).await;
         if timeout(LEAVE_TIMEOUT, members.leave()).await.is_err() {
             tracing::warn!("the engine was not told in time, it will notice");
