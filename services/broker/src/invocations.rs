@@ -29,6 +29,8 @@ const LONGEST_HANDLER: Duration = Duration::from_secs(24 * 60 * 60);
 const ACCEPT_AFTER: Duration = Duration::from_secs(10);
 /// Results remembered, to be repeated for a repeated invocation.
 const REMEMBERED: usize = 1024;
+/// Bytes of the results that are remembered, so that large ones push out older ones before they are that many.
+const REMEMBERED_BYTES: usize = 32 << 20;
 const REMEMBERED_FOR: Duration = Duration::from_secs(60 * 60);
 /// Invocations that are handled at the same time.
 const SIDE_BY_SIDE: usize = 256;
@@ -36,10 +38,16 @@ const SIDE_BY_SIDE: usize = 256;
 /// Outcomes by invocation; absent while one is being handled.
 #[derive(Debug, Default)]
 struct Outcomes {
-    known: HashMap<String, Option<Result<Value, String>>>,
+    known: HashMap<String, Option<Remembered>>,
     /// By age.
     order: VecDeque<(String, Instant)>,
+    /// Of all outcomes.
+    bytes: usize,
 }
+
+/// An outcome as it is kept: an output as its JSON text, whose size is known and smaller than that of the value.
+#[derive(Debug, Clone, PartialEq)]
+struct Remembered(Result<String, String>);
 
 /// Who handles invocations: the broker, and the runner that is connected.
 #[derive(Clone)]
@@ -65,7 +73,7 @@ pub(crate) async fn run(handlers: Handlers, mut invocations: mpsc::Receiver<Acti
             known
         };
         match known {
-            Some(Some(outcome)) => services.link.send_result(result(id, outcome)),
+            Some(Some(outcome)) => services.link.send_result(result(id, outcome.restore())),
             // It is being handled.
             Some(None) => {}
             None => {
@@ -78,10 +86,8 @@ pub(crate) async fn run(handlers: Handlers, mut invocations: mpsc::Receiver<Acti
                     };
                     // An engine gives the same invocation again when no handler was there.
                     let is_final = outcome != Err(UNAVAILABLE.to_owned());
-                    outcomes
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .finish(&id, is_final.then(|| outcome.clone()));
+                    let remembered = is_final.then(|| Remembered::new(&outcome));
+                    outcomes.lock().unwrap_or_else(PoisonError::into_inner).finish(&id, remembered);
                     handlers.services.link.send_result(result(id, outcome));
                 });
             }
@@ -91,34 +97,58 @@ pub(crate) async fn run(handlers: Handlers, mut invocations: mpsc::Receiver<Acti
 
 impl Outcomes {
     fn begin(&mut self, id: &str) {
-        let now = Instant::now();
-        let is_old = |began: &Instant| now.duration_since(*began) >= REMEMBERED_FOR;
-        let mut surplus = (self.order.len() + 1).saturating_sub(REMEMBERED);
-        // Only finished ones: the outcome of another is still to come.
-        let known = &mut self.known;
-        self.order.retain(|(id, began)| {
-            let is_finished = known.get(id).is_none_or(Option::is_some);
-            let is_forgotten = is_finished && (surplus > 0 || is_old(began));
-            if is_forgotten {
-                known.remove(id);
-                surplus = surplus.saturating_sub(1);
-            }
-            !is_forgotten
-        });
+        self.forget(REMEMBERED - 1);
         self.known.insert(id.to_owned(), None);
-        self.order.push_back((id.to_owned(), now));
+        self.order.push_back((id.to_owned(), Instant::now()));
     }
 
-    /// Remembers an outcome; without one the invocation is handled anew when it comes again.
-    fn finish(&mut self, id: &str, outcome: Option<Result<Value, String>>) {
+    /// Remembers an outcome; without one the invocation is handled once more when it comes again.
+    fn finish(&mut self, id: &str, outcome: Option<Remembered>) {
         match (outcome, self.known.get_mut(id)) {
-            (Some(outcome), Some(known)) => *known = Some(outcome),
+            (Some(outcome), Some(known)) => {
+                self.bytes += outcome.len();
+                *known = Some(outcome);
+                self.forget(REMEMBERED);
+            }
             (None, Some(_)) => {
                 self.known.remove(id);
                 self.order.retain(|(known, _)| known != id);
             }
             (_, None) => {}
         }
+    }
+
+    /// Forgets old outcomes, and the oldest ones beyond the bounds.
+    fn forget(&mut self, most: usize) {
+        let now = Instant::now();
+        let mut count = self.order.len();
+        let Self { known, order, bytes } = self;
+        order.retain(|(id, began)| {
+            // Only finished ones: the outcome of another is still to come.
+            let Some(Some(outcome)) = known.get(id) else { return true };
+            let is_old = now.duration_since(*began) >= REMEMBERED_FOR;
+            let is_forgotten = is_old || count > most || *bytes > REMEMBERED_BYTES;
+            if is_forgotten {
+                count -= 1;
+                *bytes -= outcome.len();
+                known.remove(id);
+            }
+            !is_forgotten
+        });
+    }
+}
+
+impl Remembered {
+    fn new(outcome: &Result<Value, String>) -> Self {
+        Self(outcome.as_ref().map(Value::to_string).map_err(Clone::clone))
+    }
+
+    fn restore(self) -> Result<Value, String> {
+        self.0.and_then(|output| serde_json::from_str(&output).map_err(|error| error.to_string()))
+    }
+
+    fn len(&self) -> usize {
+        self.0.as_ref().map_or_else(String::len, String::len)
     }
 }
 
@@ -257,12 +287,32 @@ mod tests {
         for number in 0..REMEMBERED + 10 {
             let id = number.to_string();
             outcomes.begin(&id);
-            outcomes.finish(&id, Some(Ok(Value::Null)));
+            outcomes.finish(&id, Some(Remembered::new(&Ok(Value::Null))));
         }
         assert_eq!(outcomes.known.len(), REMEMBERED);
         assert!(outcomes.known.contains_key("open") && !outcomes.known.contains_key("0"));
         tokio::time::advance(REMEMBERED_FOR).await;
         outcomes.begin("new");
-        assert_eq!((outcomes.known.len(), outcomes.order.len()), (2, 2));
+        assert_eq!((outcomes.known.len(), outcomes.order.len(), outcomes.bytes), (2, 2, 0));
+    }
+
+    #[test]
+    fn large_outcomes_push_out_older_ones_and_come_back_unchanged() {
+        let mut outcomes = Outcomes::default();
+        outcomes.begin("open");
+        let output = json!({ "text": "x".repeat(768 << 10) });
+        for number in 0..100 {
+            let id = number.to_string();
+            outcomes.begin(&id);
+            outcomes.finish(&id, Some(Remembered::new(&Ok(output.clone()))));
+        }
+        let kept: usize = outcomes.known.values().flatten().map(Remembered::len).sum();
+        assert!(kept == outcomes.bytes && kept <= REMEMBERED_BYTES && kept > REMEMBERED_BYTES - (1 << 20), "{kept}");
+        assert!(outcomes.known.contains_key("open") && !outcomes.known.contains_key("0"));
+        assert_eq!(outcomes.known.len(), outcomes.order.len());
+        let newest = outcomes.known.remove("99").flatten().expect("the newest");
+        assert_eq!(newest.restore(), Ok(output));
+        let failed = Remembered::new(&Err("no".to_owned()));
+        assert_eq!((failed.len(), failed.restore()), (2, Err("no".to_owned())));
     }
 }
