@@ -94,3 +94,28 @@ async fn agents_of_several_workspaces_run_side_by_side() -> Result<()> {
     ensure!(broker.terminate().await?.success(), "{}", broker.log_tail(20));
     Ok(())
 }
+
+#[tokio::test]
+async fn a_workspace_that_was_created_for_want_of_a_key_is_found_again_after_a_kill() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let spec = BrokerSpec::new(shared().await.any_gateway(), "", "homeless", folder.path())?;
+    let mut broker = NodeBroker::start(&spec).await?;
+    let workspace = async |broker: &NodeBroker| {
+        let status = broker.call("GET", "/api/status", None).await?.body;
+        status["auth"]["default_workspace_id"].as_str().map(str::to_owned).context("an id")
+    };
+    let created = workspace(&broker).await?;
+    let agent = FakeAgent::new("cooked", folder.path().join("worker.log"), &[]);
+    let spawned = broker.spawn(&agent, "worker", json!({})).await?;
+    ensure!(spawned.status == 200, "{}", spawned.body);
+
+    broker.kill_and_restart().await?;
+    assert_eq!(workspace(&broker).await?, created);
+    wait::until_ok("the agent", SOON, || async {
+        ensure!(broker.names().await? == ["worker"], "{}", broker.log_tail(20));
+        anyhow::Ok(())
+    })
+    .await?;
+    ensure!(broker.terminate().await?.success(), "{}", broker.log_tail(20));
+    Ok(())
+}

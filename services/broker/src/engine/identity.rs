@@ -1,6 +1,10 @@
 //! The broker at the engine: its workspace, its own agent, its node, its channels. Made once at the start.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
 use futures::future::join_all;
@@ -36,6 +40,8 @@ pub(crate) struct JoinRequest {
     pub(crate) node_token: Option<String>,
     /// File for the node token.
     pub(crate) token_file: PathBuf,
+    /// File for the key of a workspace that was created because none was given.
+    pub(crate) key_file: PathBuf,
 }
 
 /// The broker as the engine knows it.
@@ -63,16 +69,22 @@ struct CachedToken {
     token: String,
 }
 
+/// Content of the key file.
+#[derive(Debug, Serialize, Deserialize)]
+struct CreatedWorkspace {
+    base_url: String,
+    api_key: String,
+}
+
 /// Joins the workspace and enrols the node.
 ///
 /// # Errors
 /// If the engine cannot be reached for 8 s, or refuses.
 pub(crate) async fn join(engine: &Engine, request: JoinRequest) -> Result<Identity> {
-    let workspace_key = match &request.workspace_key {
-        Some(key) => key.clone(),
-        None => create_workspace(engine, &request.instance).await?,
+    let (workspace_key, workspace) = match &request.workspace_key {
+        Some(key) => (key.clone(), read_workspace(engine, key).await?),
+        None => own_workspace(engine, &request).await?,
     };
-    let workspace = patiently(engine, || Request::get(&["workspace"], &workspace_key)).await?;
     let workspace_id = text(&workspace, "id")?;
     if let Some(expected) = request.workspace_id.as_deref().filter(|expected| *expected != workspace_id) {
         bail!("the key of workspace {expected} belongs to workspace {workspace_id}");
@@ -136,9 +148,7 @@ impl Identity {
             token: self.node_token.clone(),
         };
         // Without the file the next broker asks for a token of its own.
-        if let Ok(content) = serde_json::to_vec(&cached)
-            && let Err(error) = write_private_file(&self.token_file, &content)
-        {
+        if let Err(error) = keep(&self.token_file, &cached).await {
             tracing::warn!(%error, "the node token could not be kept, the next start asks for another");
         }
         Ok(())
@@ -160,6 +170,39 @@ impl Identity {
             None => false,
         }
     }
+}
+
+/// Writes a value to a private file of its own.
+async fn keep(file: &Path, value: &impl Serialize) -> io::Result<()> {
+    let (file, content) = (file.to_owned(), serde_json::to_vec(value)?);
+    let written = tokio::task::spawn_blocking(move || write_private_file(&file, &content)).await;
+    written.unwrap_or_else(|failed| Err(io::Error::other(failed)))
+}
+
+async fn read_workspace(engine: &Engine, key: &str) -> Result<Value, EngineError> {
+    patiently(engine, || Request::get(&["workspace"], key)).await
+}
+
+/// The workspace that an earlier broker on this state has created at the same engine, or a new one. Agents that are
+/// started again belong to the earlier one.
+async fn own_workspace(engine: &Engine, request: &JoinRequest) -> Result<(String, Value)> {
+    let content = std::fs::read(&request.key_file).ok();
+    let created: Option<CreatedWorkspace> = content.and_then(|content| serde_json::from_slice(&content).ok());
+    if let Some(CreatedWorkspace { api_key, .. }) = created.filter(|created| created.base_url == engine.base_url()) {
+        match read_workspace(engine, &api_key).await {
+            Err(EngineError::Refused { status: 401 | 404, .. }) => {
+                tracing::warn!("the workspace that an earlier start has created does not exist any more");
+            }
+            workspace => return Ok((api_key, workspace?)),
+        }
+    }
+    let api_key = create_workspace(engine, &request.instance).await?;
+    let created = CreatedWorkspace { base_url: engine.base_url().to_owned(), api_key: api_key.clone() };
+    if let Err(error) = keep(&request.key_file, &created).await {
+        tracing::warn!(%error, "the key of the workspace could not be kept, the next start creates another workspace");
+    }
+    let workspace = read_workspace(engine, &api_key).await?;
+    Ok((api_key, workspace))
 }
 
 async fn create_workspace(engine: &Engine, instance: &str) -> Result<String> {

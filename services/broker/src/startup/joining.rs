@@ -86,6 +86,7 @@ fn join_request(
         takes_over: directory.persistence() == Persistence::Kept,
         node_token,
         token_file,
+        key_file: directory.file("workspace-key", instance, "json"),
     })
 }
 
