@@ -10,13 +10,14 @@ use serde_json::{Value, json};
 
 use crate::scene::{SOON, Scene, is_running};
 
-/// Notes its arguments, and fails or hangs where the message says so.
+/// Notes its arguments, and fails, hangs or leaves a process in another session where the message says so.
 const PROGRAM: &str = r#"#!/bin/sh
 for text; do :; done
 echo "$AGENT_RELAY_SPAWN_ID" > spawn-id
 printf '%s\n' "$*" >> runs
 echo "working on it"
-case "$text" in *please-fail*) exit 3;; *please-hang*) echo $$ > hanging; sleep 600 & wait;; esac
+case "$text" in *please-fail*) exit 3;; *please-hang*) echo $$ > hanging; sleep 600 & wait;;
+    *please-leave*) setsid sh -c 'echo $$ > left; exec sleep 600' & while [ ! -s left ]; do sleep 0.01; done;; esac
 "#;
 
 async fn verdicts(scene: &Scene, name: &str, count: usize) -> Result<Vec<Value>> {
@@ -96,6 +97,37 @@ async fn a_program_runs_once_for_each_message_and_its_status_is_the_proof() -> R
     let refused = scene.broker.call("POST", "/api/spawn", Some(unknown)).await?;
     assert_eq!((refused.status, &refused.body["code"]), (400, &json!("invalid_request")), "{}", refused.body);
     Ok(())
+}
+
+#[tokio::test]
+async fn a_run_leaves_no_process_and_fails_with_a_reason_when_it_takes_too_long_or_cannot_begin() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (program, table) = (folder.path().join("clerk-cli"), folder.path().join("harnesses.toml"));
+    fs::write(&program, PROGRAM)?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    fs::write(&table, "[clerk]\nmatch = [\"clerk-cli\"]\nheadless_args = [\"-p\"]\nrun_timeout_s = 5\n")?;
+    let args = ["--harnesses".to_owned(), table.display().to_string()];
+    let scene = Scene::with_args("limits", &args).await?;
+    let body = json!({ "name": "clerk", "cli": program, "transport": "headless", "cwd": folder.path() });
+    let spawned = scene.broker.call("POST", "/api/spawn", Some(body)).await?;
+    assert_eq!(spawned.status, 200, "{}", spawned.body);
+
+    scene.sender.dm("clerk", "please-leave").await?.success()?;
+    verdicts(&scene, "clerk", 1).await?;
+    let left = fs::read_to_string(folder.path().join("left"))?.trim().parse::<u32>()?;
+    assert!(!is_running(left), "a process of the run is left");
+
+    // Linux takes at most 128 KiB in one argument.
+    scene.sender.dm("clerk", &"long".repeat(40 << 10)).await?.success()?;
+    scene.sender.dm("clerk", "please-hang").await?.success()?;
+    scene.sender.dm("clerk", "after").await?.success()?;
+    verdicts(&scene, "clerk", 2).await?;
+    let failed = scene.broker.events("clerk", "delivery_failed").await?;
+    let reasons: Vec<&Value> = failed.iter().map(|event| &event["reason"]).collect();
+    assert_eq!(reasons, ["message_too_long", "run_timeout"]);
+    let hanging = fs::read_to_string(folder.path().join("hanging"))?.trim().parse::<u32>()?;
+    assert!(!is_running(hanging), "the program outlives its time");
+    floor(&scene, "clerk", 4).await
 }
 
 #[tokio::test]

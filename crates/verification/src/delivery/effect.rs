@@ -80,6 +80,10 @@ pub enum FailureReason {
     VerificationFailed,
     /// The terminal never took the text and its Enter.
     WriteStalled,
+    /// The message is longer than an argument of a program may be.
+    MessageTooLong,
+    /// The program that was started for the message has not ended in time.
+    RunTimeout,
 }
 
 impl FailureReason {
@@ -88,6 +92,8 @@ impl FailureReason {
         match self {
             Self::VerificationFailed => "verification_failed",
             Self::WriteStalled => "write_stalled",
+            Self::MessageTooLong => "message_too_long",
+            Self::RunTimeout => "run_timeout",
         }
     }
 }

@@ -8,4 +8,4 @@ mod table;
 
 pub(crate) use mcp_file::McpFile;
 pub(crate) use servers::{McpServer, RelayContext, node_server, relay_server};
-pub(crate) use table::{Gate, Harness, HarnessTable, McpStyle, ReadyRule};
+pub(crate) use table::{Gate, Harness, HarnessTable, McpStyle, RUN_TIMEOUT, ReadyRule};

@@ -1,6 +1,6 @@
 //! [`HarnessTable`]: entries by name, and the one for a command.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use regex::Regex;
@@ -13,6 +13,9 @@ use crate::injection::ends_in_prompt;
 const BUILTIN: &str = include_str!("builtin.toml");
 /// Pause between text and Enter of programs that are not in canonical mode.
 const ENTER_GAP_MS: u64 = 50;
+/// A run of a headless agent's program is ended after this time.
+pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+const LONGEST_RUN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Entries of all known programs.
 #[derive(Debug, Clone, Default)]
@@ -42,6 +45,9 @@ pub(crate) struct Harness {
     /// Arguments of a run that takes one message as its last argument and ends. Without them there is no such run.
     #[serde(default)]
     pub(crate) headless_args: Vec<String>,
+    /// Longest time of such a run, in seconds.
+    #[serde(default = "run_timeout")]
+    run_timeout_s: u64,
     /// Arguments by which MCP servers are given to the program: `claude` or `codex`.
     #[serde(default)]
     pub(crate) mcp: Option<McpStyle>,
@@ -164,9 +170,19 @@ impl HarnessTable {
 }
 
 impl Harness {
+    /// Longest time of a run for one message.
+    pub(crate) fn run_timeout(&self) -> Duration {
+        Duration::from_secs(self.run_timeout_s).min(LONGEST_RUN)
+    }
+
     /// Verification strategy of the program.
     pub(crate) fn strategy(&self) -> Strategy {
         self.verification.unwrap_or_else(|| Strategy::builtin(&self.name))
+    }
+
+    /// Returns whether the program asks questions at its first start.
+    pub(crate) fn has_gates(&self) -> bool {
+        !self.gates.is_empty()
     }
 
     /// The question that is on the screen.
@@ -195,6 +211,10 @@ fn yes() -> bool {
 
 fn enter_gap() -> u64 {
     ENTER_GAP_MS
+}
+
+fn run_timeout() -> u64 {
+    RUN_TIMEOUT.as_secs()
 }
 
 #[cfg(test)]

@@ -128,16 +128,16 @@ impl AppServer {
         if let Some(body) = body {
             request = request.json(body);
         }
-        let answer = request.send().await.map_err(|error| NotTaken(error.without_url().to_string()))?;
+        let answer = request.send().await.map_err(|error| NotTaken::new(error.without_url().to_string()))?;
         if answer.status().is_success() {
             Ok(())
         } else {
-            Err(NotTaken(format!("the server answers {}", answer.status())))
+            Err(NotTaken::new(format!("the server answers {}", answer.status())))
         }
     }
 
     fn session_url(&self, verb: Option<&str>) -> Result<Url, NotTaken> {
-        let unusable = || NotTaken("the endpoint is not a URL with a path".to_owned());
+        let unusable = || NotTaken::new("the endpoint is not a URL with a path".to_owned());
         let mut url = Url::parse(&self.endpoint).map_err(|_| unusable())?;
         let mut segments = url.path_segments_mut().map_err(|()| unusable())?;
         segments.pop_if_empty().extend(["session", self.session_id.as_str()]).extend(verb);

@@ -5,6 +5,7 @@ mod app_server;
 mod program;
 mod task;
 
+use relay_verification::delivery::FailureReason;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use app_server::{AppServer, AppServerConfig};
@@ -20,5 +21,15 @@ pub(crate) enum Headless {
 
 /// Reason why a message was not taken.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct NotTaken(String);
+#[error("{problem}")]
+struct NotTaken {
+    reason: FailureReason,
+    problem: String,
+}
+
+impl NotTaken {
+    /// The program or the server has not said that it has the message.
+    fn new(problem: String) -> Self {
+        Self { reason: FailureReason::VerificationFailed, problem }
+    }
+}

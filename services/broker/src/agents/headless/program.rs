@@ -1,17 +1,20 @@
 //! One run of a headless agent's program: the message is its last argument, and its exit status is the answer.
 
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, process::Stdio, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, io, path::PathBuf, process::Stdio, sync::Arc};
 
-use relay_pty::Account;
-use rustix::process::{Pid, Signal, kill_process_group};
+use relay_pty::{Account, PtyHost};
+use relay_verification::delivery::FailureReason;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     process::Command,
-    time::{Duration, timeout},
+    time::{Duration, Instant, sleep_until, timeout},
 };
 
 use super::NotTaken;
-use crate::events::{Event, Hub};
+use crate::{
+    events::{Event, Hub},
+    process_group::ProcessGroup,
+};
 
 /// Bytes of output in one event.
 const CHUNK: usize = 32 << 10;
@@ -28,21 +31,16 @@ pub(super) struct Run {
     pub(super) working_directory: PathBuf,
     /// User as whom it runs, if not the broker's own.
     pub(super) account: Option<Arc<Account>>,
+    /// Marks the processes of the run, which end with it.
+    pub(super) marker: String,
+    /// A program that runs longer is ended: it would keep its agent busy for good.
+    pub(super) limit: Duration,
+    pub(super) host: PtyHost,
     pub(super) hub: Arc<Hub>,
 }
 
-/// Processes of a run. All of them end with it.
-struct Group(Option<Pid>);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // Without a process that is left there is no group.
-        let _ = self.0.map(|group| kill_process_group(group, Signal::KILL));
-    }
-}
-
 impl Run {
-    /// Runs the program to its end. Giving up ends it.
+    /// Runs the program to its end. Giving up kills its group; the caller ends what has left it.
     pub(super) async fn finish(self) -> Result<(), NotTaken> {
         let mut command = Command::new(&self.program);
         command.args(&self.args).env_clear().envs(&self.environment).current_dir(&self.working_directory);
@@ -50,33 +48,41 @@ impl Run {
         if let Some(account) = &self.account {
             account.apply(command.as_std_mut());
         }
-        // A session of its own would make it an orphan of a terminal.
-        let mut child = command
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| NotTaken(format!("{} cannot be started: {error}", self.program)))?;
-        let group = Group(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw));
+        let ended_at = Instant::now() + self.limit;
+        let started = ProcessGroup::start(&mut command, self.marker.clone(), self.host.clone());
+        let (mut child, processes) = started.map_err(|error| self.not_started(&error))?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let output = async { tokio::join!(self.pass_on("stdout", stdout), self.pass_on("stderr", stderr)) };
         tokio::pin!(output);
         let mut is_read = false;
         let status = loop {
             tokio::select! {
-                status = child.wait() => break status,
+                status = child.wait() => break Some(status),
                 _ = &mut output, if !is_read => is_read = true,
+                () = sleep_until(ended_at) => break None,
             }
         };
         // Children in the background would keep the output open.
-        drop(group);
+        processes.end().await;
         if !is_read && timeout(OUTPUT_TIMEOUT, output).await.is_err() {
-            tracing::debug!(agent.name = self.agent, "a process that left its group keeps the output open");
+            tracing::debug!(agent.name = self.agent, "a process of another program keeps the output open");
         }
         match status {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(NotTaken(format!("{} has ended with {status}", self.program))),
-            Err(error) => Err(NotTaken(format!("the end of {} cannot be seen: {error}", self.program))),
+            Some(Ok(status)) if status.success() => Ok(()),
+            Some(Ok(status)) => Err(NotTaken::new(format!("{} has ended with {status}", self.program))),
+            Some(Err(error)) => Err(NotTaken::new(format!("the end of {} cannot be seen: {error}", self.program))),
+            None => Err(NotTaken {
+                reason: FailureReason::RunTimeout,
+                problem: format!("{} was ended after {} s", self.program, self.limit.as_secs()),
+            }),
         }
+    }
+
+    fn not_started(&self, error: &io::Error) -> NotTaken {
+        let problem = format!("{} cannot be started: {error}", self.program);
+        // Linux takes at most 128 KiB in one argument.
+        let is_too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
+        if is_too_long { NotTaken { reason: FailureReason::MessageTooLong, problem } } else { NotTaken::new(problem) }
     }
 
     async fn pass_on(&self, stream: &'static str, output: Option<impl AsyncRead + Unpin>) {

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, pin::Pin};
 
 use futures::StreamExt as _;
-use relay_verification::{Channel, Level, delivery::FailureReason};
+use relay_verification::{Channel, Level};
 use serde_json::json;
 use tokio::time::{Duration, Instant, timeout};
 
@@ -11,15 +11,17 @@ use super::{Headless, NotTaken, program::Run};
 use crate::{
     agents::{
         AgentCommand, AgentError, AgentState, Drained,
-        environment::{MARKER, environment},
+        environment::environment,
         happenings::reference,
         spawner::process_facts,
         task::{AgentTask, Done, Works},
     },
     clock,
     events::{Event, Proven},
+    harness::RUN_TIMEOUT,
     injection::{AckAnswer, DeliveryMode, Failure, Settlement, plain_line},
     mailbox::{Message, Origin},
+    process_group::end_marked,
 };
 
 /// Outcomes that are being written when the agent is released are waited for so long.
@@ -141,15 +143,16 @@ impl HeadlessTask {
         let launch = &self.base.launch;
         let spec = &launch.handle.spec;
         let own = spec.args.iter().cloned();
-        let mut environment = environment(&launch.services, spec, &launch.handle, None);
-        environment.insert(MARKER.into(), self.marker.clone().into());
         Run {
             agent: spec.name.clone(),
             program: spec.program.clone(),
             args: args.iter().cloned().chain(own).chain([text]).collect(),
-            environment,
+            environment: environment(&launch.services, spec, &launch.handle, None),
             working_directory: launch.working_directory.clone(),
             account: launch.services.settings.account.clone(),
+            marker: self.marker.clone(),
+            limit: launch.harness.as_ref().map_or(RUN_TIMEOUT, |harness| harness.run_timeout()),
+            host: launch.services.host.clone(),
             hub: launch.services.hub.clone(),
         }
     }
@@ -160,7 +163,7 @@ impl HeadlessTask {
         self.base.info.send_modify(|info| info.state = AgentState::Idle);
         if let Err(error) = outcome {
             tracing::warn!(agent.name = self.base.name(), %error, "a headless agent has not taken a message");
-            let failure = Failure { message, reason: FailureReason::VerificationFailed, attempts: 1 };
+            let failure = Failure { message, reason: error.reason, attempts: 1 };
             return self.base.on_failure(&self.works, Box::new(failure));
         }
         if message.origin == Origin::Task {
@@ -246,6 +249,9 @@ impl HeadlessTask {
         let left = self.waiting.len() + self.own.len() + usize::from(current.is_some());
         // Ends the program.
         drop(current);
+        if matches!(self.headless, Headless::Program(_)) {
+            end_marked(&self.base.launch.services.host, &self.marker).await;
+        }
         let finish = async {
             while let Some(done) = self.works.next().await {
                 self.on_done(done);
