@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stdout, reason = "shown with a failed test")]
 
+mod dead_network;
 mod delivery;
 mod failover;
 mod failover_push;

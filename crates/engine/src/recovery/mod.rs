@@ -319,10 +319,15 @@ async fn check_database(engine: &Engine, began: Instant) -> EngineResult<CheckOu
         None if began.elapsed() >= NATS_TIMEOUT => return adopt_unchanged(store, false).await,
         None => return Ok(CheckOutcome::Closed("nats has not answered yet")),
     }
-    let Some(lock) = store.try_recovery_lock().await? else {
+    let Some(mut lock) = store.try_recovery_lock().await? else {
         return Ok(CheckOutcome::Closed("another process is recovering the database"));
     };
-    let outcome = repair_locked(engine, &repair, ahead.is_some()).await;
+    // The statements of a repair have no deadline. On a dead network their answers never arrive, and this process would not
+    // serve until the kernel closes the connection, a quarter of an hour later.
+    let outcome = tokio::select! {
+        outcome = repair_locked(engine, &repair, ahead.is_some()) => outcome,
+        () = lock.ended() => return Ok(CheckOutcome::Closed("the lock of the recovery has ended")),
+    };
     lock.release().await;
     outcome?;
     Ok(CheckOutcome::Open { compared: true, database: Box::new(store.database_state().await?) })

@@ -35,6 +35,12 @@ impl RecoveryLock {
         Self { keeper }
     }
 
+    /// Waits until the session of the lock no longer answers: others may hold the lock.
+    pub async fn ended(&mut self) {
+        // The only task of the set.
+        let _ = self.keeper.join_next().await;
+    }
+
     /// Releases the lock.
     pub async fn release(mut self) {
         self.keeper.shutdown().await;
@@ -46,8 +52,8 @@ pub(super) async fn connect(options: &PgConnectOptions) -> sqlx::Result<PgConnec
     PgConnection::connect_with(&options.clone().options(LIMITS)).with_timeout().await
 }
 
-/// Sends signs of life until one is not answered. A recovery whose lock has ended goes on: if another process begins it
-/// again, the transactions of this one fail.
+/// Sends signs of life until one is not answered. The process then gives up its recovery. One that was frozen may go on for
+/// a moment: once another process begins the recovery again, its transactions fail.
 async fn keep_alive(mut connection: PgConnection) {
     loop {
         tokio::time::sleep(PING_EVERY).await;
