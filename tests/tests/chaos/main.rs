@@ -12,6 +12,7 @@ mod outages;
 mod patroni;
 mod pooler;
 mod push;
+mod push_positions;
 mod returns;
 mod rolling;
 mod storm;

@@ -39,6 +39,8 @@ pub(super) async fn attempt_delivery(
     let span = || {
         tracing::info_span!("push.attempt", delivery.seq = row.delivery.seq, attempt = row.retry_no.saturating_add(1))
     };
+    // Before the call: the endpoint may take a delivery whose answer is lost.
+    pusher.storage.note_sent(mailbox, row.delivery.seq);
     let began = tokio::time::Instant::now();
     let answered = send_call(pusher, endpoint, call, row.traceparent.as_deref(), span).await;
     let latency = began.elapsed();

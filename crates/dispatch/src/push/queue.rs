@@ -51,6 +51,8 @@ pub trait PushQueue: Send + Sync + 'static {
     /// Reads one page of each mailbox above a position, in the order given. `None` where memory does not suffice now.
     async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> QueueResult<Vec<Option<HeldPage>>>;
     /// Records attempts with their effects. Returns the mailboxes that belong to other workers by now.
+    /// Notes that this delivery is sent, whatever becomes of the attempt and its record.
+    fn note_sent(&self, mailbox: &LeasedMailbox, seq: Seq);
     async fn record(&self, attempts: &[PushAttempt], pass: RecordingPass) -> QueueResult<HashSet<MailboxKey>>;
     /// Makes the overdue deliveries of a mailbox dead letters.
     async fn expire(&self, mailbox: MailboxKey) -> QueueResult<()>;

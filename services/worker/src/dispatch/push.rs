@@ -1,6 +1,6 @@
 //! Mailboxes of http_push nodes.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -28,17 +28,18 @@ use relay_engine::{
 };
 use tokio::sync::broadcast::error::RecvError;
 
-use super::queue_error;
+use super::{pushed_positions::PushedPositions, queue_error};
 
 /// Queue of one dispatcher.
 pub(crate) struct EnginePushQueue {
     engine: Engine,
     worker: PushWorker,
+    pushed: Arc<PushedPositions>,
 }
 
 impl EnginePushQueue {
-    pub(crate) fn new(engine: Engine) -> Self {
-        Self { worker: engine.push_worker(), engine }
+    pub(crate) fn new(engine: Engine, pushed: Arc<PushedPositions>) -> Self {
+        Self { worker: engine.push_worker(), engine, pushed }
     }
 }
 
@@ -109,6 +110,10 @@ impl PushQueue for EnginePushQueue {
         let pages = self.worker.read_pages(mailboxes).await.map_err(queue_error)?;
         let held = |page: push::HeldPage| HeldPage { page: page.page, _memory: page.memory };
         Ok(pages.into_iter().map(|page| page.map(held)).collect())
+    }
+
+    fn note_sent(&self, mailbox: &LeasedMailbox, seq: Seq) {
+        self.pushed.note(mailbox, seq);
     }
 
     async fn record(&self, attempts: &[PushAttempt], pass: RecordingPass) -> QueueResult<HashSet<MailboxKey>> {
