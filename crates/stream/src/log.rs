@@ -29,6 +29,8 @@ pub(crate) const SENDER: &str = "Relay-Sender";
 const TRACEPARENT: &str = "traceparent";
 /// Recovery epoch in which the delivery was committed.
 const EPOCH: &str = "Relay-Epoch";
+/// End of the delivery's life, in milliseconds of Unix time.
+const EXPIRES: &str = "Relay-Expires";
 
 /// Committed delivery to publish.
 #[derive(Debug, Clone)]
@@ -51,6 +53,8 @@ pub struct LogFrame {
     pub traceparent: Option<String>,
     /// Recovery epoch in which the delivery was committed, or read.
     pub epoch: Option<i64>,
+    /// Time at which the delivery expires, in milliseconds of Unix time, if that is soon.
+    pub expires_at_ms: Option<i64>,
 }
 
 /// Live copy of a delivery.
@@ -68,6 +72,9 @@ pub struct LiveFrame {
     pub traceparent: Option<String>,
     /// Recovery epoch of the delivery; `None` in frames of the version before.
     pub epoch: Option<i64>,
+    /// Time at which the delivery expires, in milliseconds of Unix time; `None` if it had more than a minute left, and in
+    /// frames of the version before.
+    pub expires_at_ms: Option<i64>,
 }
 
 /// Message of a live tail.
@@ -128,23 +135,26 @@ impl Tail {
 
 fn decode_live_frame(headers: &HeaderMap, body: Bytes) -> Option<LiveFrame> {
     let text = |name: &str| headers.get(name).map(|value| value.as_str().to_owned());
+    let number = |name: &str| headers.get(name).map(|value| value.as_str().parse()).transpose().ok();
     Some(LiveFrame {
         seq: headers.get(SEQ)?.as_str().parse().ok()?,
         delivery_id: text(MESSAGE_ID)?,
         location: text(LOCATION)?,
         traceparent: text(TRACEPARENT),
-        epoch: headers.get(EPOCH).map(|value| value.as_str().parse()).transpose().ok()?,
+        epoch: number(EPOCH)?,
+        expires_at_ms: number(EXPIRES)?,
         body: headers.get(REFERENCE).is_none().then_some(body),
     })
 }
 
-/// Headers of a frame that its code covers. The version before knows no epoch, so the code of a frame without one does not
-/// cover its field.
-const FRAME_FIELDS: &[&str] = &[MESSAGE_ID, SEQ, LOCATION, REFERENCE, SENDER, TRACEPARENT, EPOCH];
+/// Headers of a frame that its code covers. The version before does not know the last two, so the code does not cover those
+/// that are absent at the end.
+const FRAME_FIELDS: &[&str] = &[MESSAGE_ID, SEQ, LOCATION, REFERENCE, SENDER, TRACEPARENT, EPOCH, EXPIRES];
 
 /// Returns the headers of a frame that its code covers.
 pub(crate) fn frame_fields(headers: &HeaderMap) -> HeaderFields<'_> {
-    let count = FRAME_FIELDS.len() - usize::from(headers.get(EPOCH).is_none());
+    let absent = [EXPIRES, EPOCH].iter().take_while(|name| headers.get(**name).is_none()).count();
+    let count = FRAME_FIELDS.len() - absent;
     HeaderFields { headers, names: &FRAME_FIELDS[..count] }
 }
 
@@ -165,6 +175,9 @@ impl Stream {
             }
             if let Some(epoch) = frame.epoch {
                 headers.insert(EPOCH, epoch.to_string());
+            }
+            if let Some(expires_at_ms) = frame.expires_at_ms {
+                headers.insert(EXPIRES, expires_at_ms.to_string());
             }
             let body = frame.body.clone().unwrap_or_else(|| {
                 headers.insert(REFERENCE, "postgres");
@@ -241,6 +254,24 @@ mod tests {
         let mut without_epoch = frame();
         without_epoch.insert(MAC, code);
         assert!(!is_believed(&without_epoch, SUBJECT, b"body"), "its epoch was removed");
+        for names in [&[EXPIRES][..], &[EPOCH, EXPIRES]] {
+            let mut expiring = frame();
+            for name in names {
+                expiring.insert(*name, "8");
+            }
+            let code = keys.sign_headers(SUBJECT, frame_fields(&expiring), b"body");
+            expiring.insert(MAC, code.as_str());
+            assert!(is_believed(&expiring, SUBJECT, b"body"));
+            assert_eq!(decode_live_frame(&expiring, Bytes::new()).and_then(|frame| frame.expires_at_ms), Some(8));
+            expiring.insert(EXPIRES, "9");
+            assert!(!is_believed(&expiring, SUBJECT, b"body"), "its end was changed");
+            let mut without_end = frame();
+            if names.contains(&EPOCH) {
+                without_end.insert(EPOCH, "8");
+            }
+            without_end.insert(MAC, code);
+            assert!(!is_believed(&without_end, SUBJECT, b"body"), "its end was removed");
+        }
     }
 
     #[test]

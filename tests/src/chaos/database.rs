@@ -99,6 +99,12 @@ impl Database {
         Ok(done.rows_affected())
     }
 
+    /// Returns the number of deliveries whose life has ended.
+    pub async fn expired_count(&self) -> Result<i64> {
+        let expired = "SELECT count(*) FROM deliveries WHERE expires_at <= now()";
+        Ok(sqlx::query_scalar(expired).fetch_one(&self.pool).await?)
+    }
+
     /// Returns whether a node's provider is recorded as connected.
     pub async fn is_connected(&self, node_id: &str) -> Result<bool> {
         let connected = "SELECT EXISTS (SELECT FROM providers WHERE node_id = $1 AND gateway_id IS NOT NULL)";

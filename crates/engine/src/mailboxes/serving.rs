@@ -48,6 +48,8 @@ pub enum ReplayBody {
     Delivery {
         id: DeliveryId,
         frame: SharedFrame,
+        /// In milliseconds of Unix time.
+        expires_at_ms: i64,
         memory: Arc<ByteLease>,
     },
 }
@@ -249,6 +251,7 @@ impl FrameBuilder {
             return None;
         }
         let frame = self.payloads.frame(row)?;
-        Some(ReplayBody::Delivery { id: row.id(), frame, memory: Arc::clone(&self.memory) })
+        let expires_at_ms = row.expires_at.timestamp_millis();
+        Some(ReplayBody::Delivery { id: row.id(), frame, expires_at_ms, memory: Arc::clone(&self.memory) })
     }
 }

@@ -5,6 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
     AgentId, BatchId, DeliveryId, JsonText, MessageId, NodeId, WorkspaceScope,
     mailboxes::{Content, ContentBudget, StoredDelivery},
@@ -39,6 +40,10 @@ const STALL_TIMEOUT: Duration = Duration::from_millis(250);
 /// that finds no room is published again.
 const MARKS: QueueConfig<BatchId> =
     QueueConfig::new("published_batches", 4096, 4096).at_most_every(Duration::from_millis(100));
+
+/// Longest rest of a delivery's life for which its copy says when it ends. A copy reaches its socket long before, and is
+/// compared with storage after it has waited there for 2 s.
+const SHORT_LIFE: TimeDelta = TimeDelta::minutes(1);
 
 /// Deliveries that are read and published again at a time, and the bytes of their contents.
 const REPUBLISH_ROWS: usize = 512;
@@ -191,11 +196,17 @@ impl Committed {
                     sender: Some(message.agent_id),
                     traceparent: s.traceparent.clone(),
                     epoch: self.epoch,
+                    expires_at_ms: near_end(row.expires_at, message.created_at),
                 });
             }
         }
         frames
     }
+}
+
+/// Returns the end of a delivery's life, in milliseconds of Unix time, if it is within [`SHORT_LIFE`].
+fn near_end(expires_at: DateTime<Utc>, now: DateTime<Utc>) -> Option<i64> {
+    (expires_at - now <= SHORT_LIFE).then(|| expires_at.timestamp_millis())
 }
 
 /// Formats a recipient's location for the log: `node/provider`, the provider empty while unassigned.
@@ -355,6 +366,7 @@ pub(crate) async fn publish_rows(
 ) -> EngineResult<()> {
     rows.retain(|row| !row.is_dropped());
     let mut rest = rows.as_mut_slice();
+    let now = core.now();
     while !rest.is_empty() {
         let mut budget = ContentBudget::new(REPUBLISH_BYTES);
         let fitting = rest.iter().take(REPUBLISH_ROWS).take_while(|row| !is_inline(row) || budget.add(row)).count();
@@ -362,7 +374,7 @@ pub(crate) async fn publish_rows(
         rest = later;
         core.store.read_contents(chunk.iter_mut().filter(|row| is_inline(row))).await?;
         let mut payloads = SharedPayloads::default();
-        let frames: Vec<LogFrame> = chunk.iter().map(|row| log_frame(&mut payloads, row, origin)).collect();
+        let frames: Vec<LogFrame> = chunk.iter().map(|row| log_frame(&mut payloads, row, origin, now)).collect();
         stream.publish(&frames).await?.wait().await?;
     }
     Ok(())
@@ -373,7 +385,7 @@ fn is_inline(row: &StoredDelivery) -> bool {
     matches!(row.content, Content::Unread { bytes, .. } if bytes <= INLINE_LIMIT)
 }
 
-fn log_frame(payloads: &mut SharedPayloads, row: &StoredDelivery, origin: Origin<'_>) -> LogFrame {
+fn log_frame(payloads: &mut SharedPayloads, row: &StoredDelivery, origin: Origin<'_>, now: DateTime<Utc>) -> LogFrame {
     let body = payloads.frame(row).filter(|frame| frame.byte_len() <= INLINE_LIMIT);
     LogFrame {
         scope: row.scope,
@@ -385,12 +397,12 @@ fn log_frame(payloads: &mut SharedPayloads, row: &StoredDelivery, origin: Origin
         sender: row.sender,
         traceparent: origin.traceparent.map(ToOwned::to_owned),
         epoch: origin.epoch,
+        expires_at_ms: near_end(row.expires_at, now),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use chrono::DateTime;
     use relay_domain::ProviderName;
 
     use super::*;
@@ -401,11 +413,11 @@ mod tests {
             seq,
             node_id: NodeId::new("n1"),
             provider: provider.map(ProviderName::new),
-            expires_at: DateTime::UNIX_EPOCH,
+            expires_at: DateTime::UNIX_EPOCH + TimeDelta::minutes(seq),
         };
         let mut committed = Committed { batch: BatchId::new(1), epoch: Some(7), sends: Vec::new() };
         let names = ["bob", "eve", "joe"].map(Arc::from).to_vec();
-        let rows = vec![Some(written(4, Some("p1"))), None, Some(written(9, None))];
+        let rows = vec![Some(written(1, Some("p1"))), None, Some(written(9, None))];
         committed.push(send(message(5, text), &[2, 3, 4]), names, rows, None);
         committed
     }
@@ -415,7 +427,9 @@ mod tests {
         let committed = committed("hello");
         let frames = committed.log_frames();
         let shown: Vec<_> = frames.iter().map(|f| (f.agent_id.get(), f.seq, f.location.as_str())).collect();
-        assert_eq!(shown, [(2, 4, "n1/p1"), (4, 9, "n1/")]);
+        assert_eq!(shown, [(2, 1, "n1/p1"), (4, 9, "n1/")]);
+        let ends: Vec<_> = frames.iter().map(|frame| frame.expires_at_ms).collect();
+        assert_eq!(ends, [Some(60_000), None], "only a delivery that ends soon says when");
         let bodies: Vec<_> = frames.iter().filter_map(|f| f.body.as_deref().map(String::from_utf8_lossy)).collect();
         assert!(bodies[0].contains(r#""agent":"bob""#) && bodies[1].contains(r#""agent":"joe""#), "{bodies:?}");
         assert_eq!(committed.mailboxes(), [(scope(), AgentId::new(2)), (scope(), AgentId::new(4))]);

@@ -38,6 +38,8 @@ pub(super) enum Input {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Conditions {
     pub(super) now: Instant,
+    /// The same time in milliseconds of Unix time.
+    pub(super) unix_ms: i64,
     /// This gateway certainly holds its lease, so deliveries may leave.
     pub(super) is_trusted: bool,
     /// The database was restored recently: brokers may have received more than it knows.

@@ -61,6 +61,7 @@ impl ConnectionState {
                     traceparent: live.traceparent,
                     live: true,
                     held_since: self.conditions.now,
+                    expires_at_ms: live.expires_at_ms,
                 };
                 if served.stream.on_live(live.seq, frame) == Arrival::Duplicate {
                     self.emit(Effect::Count(metric_names::DUPLICATES_DROPPED));
@@ -276,8 +277,9 @@ impl ConnectionState {
     fn send_next_frame(&mut self, agent: AgentId) -> Option<Seq> {
         let now = self.now();
         let served = self.agents.get_mut(&agent).filter(|served| served.may_send())?;
-        if served.stream.ready_frame().is_some_and(|frame| frame.is_outdated(now)) {
-            served.stream.drop_frames(|frame| frame.is_outdated(now));
+        let conditions = &self.conditions;
+        if served.stream.ready_frame().is_some_and(|frame| frame.is_outdated(conditions)) {
+            served.stream.drop_frames(|frame| frame.is_outdated(conditions));
             return None;
         }
         let (seq, frame) = served.stream.next_frame()?;
@@ -405,14 +407,21 @@ impl ConnectionState {
 }
 
 fn outgoing_row(row_bytes: &BufferCount, row: ReplayFrame, now: Instant) -> Option<(Seq, OutgoingFrame)> {
-    let (body, delivery_id) = match row.body {
-        ReplayBody::Tombstone(body) => (OutgoingBody::Text(Utf8Bytes::try_from(body).ok()?), None),
-        ReplayBody::Delivery { id, frame, memory } => {
-            (OutgoingBody::Row { frame, _memory: memory }, Some(id.to_string()))
+    let (body, delivery_id, expires_at_ms) = match row.body {
+        ReplayBody::Tombstone(body) => (OutgoingBody::Text(Utf8Bytes::try_from(body).ok()?), None, None),
+        ReplayBody::Delivery { id, frame, expires_at_ms, memory } => {
+            (OutgoingBody::Row { frame, _memory: memory }, Some(id.to_string()), Some(expires_at_ms))
         }
     };
-    let _buffered = row_bytes.add(body.byte_len());
-    let frame = OutgoingFrame { body, _buffered, delivery_id, traceparent: None, live: false, held_since: now };
+    let frame = OutgoingFrame {
+        _buffered: row_bytes.add(body.byte_len()),
+        body,
+        delivery_id,
+        traceparent: None,
+        live: false,
+        held_since: now,
+        expires_at_ms,
+    };
     Some((row.seq, frame))
 }
 

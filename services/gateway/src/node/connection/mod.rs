@@ -185,6 +185,7 @@ impl Connection {
         let recovery = self.app.engine.recovery();
         Conditions {
             now: Instant::now(),
+            unix_ms: self.app.engine.now().timestamp_millis(),
             is_trusted: self.app.registry.is_trusted() && recovery.serves(self.epoch),
             was_restored: recovery.was_restored_recently(),
             room: self.outbound.room(),

@@ -15,7 +15,7 @@ use relay_tasks::byte_budget::ByteLease;
 use relay_wire::nodes::deliver_frame::SharedFrame;
 use tokio::time::Instant;
 
-use super::delayed_acks::DelayedAcks;
+use super::{delayed_acks::DelayedAcks, effects::Conditions};
 
 /// Time that a broker has to report its position; silence counts as no position.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,12 +36,17 @@ pub(super) struct OutgoingFrame {
     pub(super) live: bool,
     /// Time when it came from the log or from storage.
     pub(super) held_since: Instant,
+    /// Time at which the delivery expires, in milliseconds of Unix time. None for a tombstone, and if it was far when the
+    /// live copy was published.
+    pub(super) expires_at_ms: Option<i64>,
 }
 
 impl OutgoingFrame {
-    /// True if the delivery may have been settled meanwhile, so that it must be read again before it is sent.
-    pub(super) fn is_outdated(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.held_since) >= MAX_HELD
+    /// True if the delivery may have been settled meanwhile, or has expired, so that it must be read again before it is sent.
+    pub(super) fn is_outdated(&self, conditions: &Conditions) -> bool {
+        // The rest of the last millisecond counts, else the delivery would be read before it can be dead-lettered.
+        self.expires_at_ms.is_some_and(|at| at < conditions.unix_ms)
+            || conditions.now.saturating_duration_since(self.held_since) >= MAX_HELD
     }
 }
 
@@ -277,7 +282,7 @@ impl ServedAgent {
 mod tests {
     use relay_domain::{AgentId, NodeId, WorkspaceId, WorkspaceScope};
 
-    use super::*;
+    use super::{super::outbound::Room, *};
 
     /// Mailbox with rows up to 20.
     fn position(ack_floor: Seq) -> MailboxPosition {
@@ -296,6 +301,37 @@ mod tests {
 
     fn agent() -> ServedAgent {
         ServedAgent::new("bob".to_owned(), Instant::now(), None)
+    }
+
+    #[test]
+    fn a_frame_is_read_again_once_it_was_held_for_long_or_its_delivery_has_expired() {
+        let held_since = Instant::now();
+        for (held, expires_at_ms, unix_ms, expected) in [
+            (Duration::ZERO, None, 5000, false),
+            (MAX_HELD, None, 5000, true),
+            (Duration::ZERO, Some(5000), 5000, false),
+            (Duration::ZERO, Some(5000), 5001, true),
+            (MAX_HELD, Some(9000), 5000, true),
+        ] {
+            let frame = OutgoingFrame {
+                body: OutgoingBody::Text("frame".into()),
+                _buffered: BufferCount::default().add(5),
+                delivery_id: None,
+                traceparent: None,
+                live: true,
+                held_since,
+                expires_at_ms,
+            };
+            let conditions = Conditions {
+                now: held_since + held,
+                unix_ms,
+                is_trusted: true,
+                was_restored: false,
+                room: Room::default(),
+                is_crowded: false,
+            };
+            assert_eq!(frame.is_outdated(&conditions), expected, "{held:?}, {expires_at_ms:?} at {unix_ms}");
+        }
     }
 
     #[test]

@@ -115,8 +115,14 @@ impl ConnectionState {
         now: Instant,
         registration_due: Instant,
     ) -> Self {
-        let conditions =
-            Conditions { now, is_trusted: false, was_restored: false, room: Room::default(), is_crowded: false };
+        let conditions = Conditions {
+            now,
+            unix_ms: 0,
+            is_trusted: false,
+            was_restored: false,
+            room: Room::default(),
+            is_crowded: false,
+        };
         Self {
             node,
             is_direct,

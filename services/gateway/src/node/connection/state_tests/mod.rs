@@ -138,5 +138,6 @@ fn live(agent: AgentId, seq: Seq, node: &str) -> LiveFrame {
         body: Some(format!("{agent}/{seq}").into()),
         traceparent: None,
         epoch: Some(RECOVERY_EPOCH),
+        expires_at_ms: None,
     }
 }

@@ -149,16 +149,20 @@ impl World {
         self.receive(&format!(r#"{{"v":1,"type":"delivery.ack","agent":"{name}","up_to_seq":{up_to}}}"#));
     }
 
-    pub(super) fn step(&mut self, input: Input) {
-        let conditions = Conditions {
+    fn conditions(&self) -> Conditions {
+        Conditions {
             now: self.now,
+            unix_ms: 0,
             is_trusted: self.is_trusted,
             was_restored: false,
             room: Room { bytes: 1 << 20, frames: self.room },
             is_crowded: false,
-        };
+        }
+    }
+
+    pub(super) fn step(&mut self, input: Input) {
         let was_closing = self.state.closing().is_some();
-        self.state.step(input, conditions);
+        self.state.step(input, self.conditions());
         let mut written = 0;
         while let Some(effect) = self.state.next_effect() {
             written += usize::from(matches!(effect, Effect::Deliver { .. }));
@@ -179,7 +183,7 @@ impl World {
             }
             Effect::Deliver { agent, seq, frame } => {
                 assert!(self.is_trusted, "a frame without a lease");
-                assert!(!frame.is_outdated(self.now), "its delivery may be settled by now");
+                assert!(!frame.is_outdated(&self.conditions()), "its delivery may be settled by now");
                 assert_eq!(frame.body.encode().as_str(), format!("{agent}/{seq}"));
                 let mailbox = self.mailbox(agent);
                 assert!(mailbox.is_routed && !mailbox.is_suspended, "a frame for an agent that may have moved");
