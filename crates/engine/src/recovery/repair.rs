@@ -125,12 +125,12 @@ impl<'a> DatabaseRepair<'a> {
     }
 
     /// Returns true if the delivery log that belongs to the database is lost, and no process has confirmed the database
-    /// since the present log was created.
+    /// since the present log was created. The clocks of NATS and Postgres may differ.
     pub async fn log_is_lost(&self, database: &DatabaseState) -> EngineResult<bool> {
         let Some(known) = database.log_marks.and_then(|marks| marks.deliveries) else { return Ok(false) };
         let found = self.stream.log_state(LogKind::Deliveries).await?.map(|state| state.created_at_ms);
         let seen_ms = database.seen_at.timestamp_millis();
-        Ok(found.is_none_or(|found| found != known.created_at_ms && found > seen_ms))
+        Ok(found.is_none_or(|found| found != known.created_at_ms && found + CLOCK_SLACK_MS > seen_ms))
     }
 
     /// Returns the present ends of the logs.
