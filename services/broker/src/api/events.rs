@@ -2,7 +2,7 @@
 
 use axum::{
     Json,
-    extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code},
+    extract::ws::{CloseFrame, Message, WebSocket, close_code},
     http::StatusCode,
     response::{IntoResponse as _, Response},
 };
@@ -12,7 +12,7 @@ use tokio::time::{Duration, Instant, interval, timeout};
 
 use super::{
     error::ApiError,
-    extract::{Query, Ready},
+    extract::{Query, Ready, Upgrade},
     inbound::{Inbound, MAX_READ, close_too_large},
 };
 use crate::events::{Next, Subscription};
@@ -36,7 +36,7 @@ pub(super) async fn replay(ready: Ready, Query(query): Query<SinceQuery>) -> Jso
 }
 
 /// `GET /ws`
-pub(super) async fn stream(ready: Ready, Query(query): Query<SinceQuery>, upgrade: WebSocketUpgrade) -> Response {
+pub(super) async fn stream(ready: Ready, Query(query): Query<SinceQuery>, Upgrade(upgrade): Upgrade) -> Response {
     match ready.services.hub.subscribe(query.since_seq.unwrap_or(0)) {
         Some(subscription) => {
             let closing = ready.0.inner.closing.clone();

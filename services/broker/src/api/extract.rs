@@ -3,8 +3,9 @@
 use axum::{
     body::Bytes,
     extract::{
-        FromRequest, FromRequestParts, Request,
+        FromRequest, FromRequestParts, Request, WebSocketUpgrade,
         rejection::{PathRejection, QueryRejection},
+        ws::rejection::WebSocketUpgradeRejection,
     },
     http::{StatusCode, request::Parts},
 };
@@ -37,6 +38,21 @@ impl From<PathRejection> for ApiError {
 impl From<QueryRejection> for ApiError {
     fn from(rejection: QueryRejection) -> Self {
         Self::invalid(rejection.body_text())
+    }
+}
+
+/// Request to become a WebSocket; any other is refused as requests of this API are.
+pub(crate) struct Upgrade(pub(crate) WebSocketUpgrade);
+
+impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
+        let refused = |rejection: WebSocketUpgradeRejection| {
+            ApiError::new(rejection.status(), "invalid_request", rejection.body_text())
+        };
+        upgrade.map(Self).map_err(refused)
     }
 }
 

@@ -3,10 +3,7 @@
 use std::{collections::VecDeque, pin::pin};
 
 use axum::{
-    extract::{
-        Path,
-        ws::{Message, WebSocket, WebSocketUpgrade},
-    },
+    extract::ws::{Message, WebSocket},
     http::StatusCode,
     response::{IntoResponse as _, Response},
 };
@@ -16,7 +13,7 @@ use tokio::time::{Duration, Instant, sleep_until};
 
 use super::{
     error::ApiError,
-    extract::Ready,
+    extract::{Path, Ready, Upgrade},
     inbound::{Inbound, MAX_READ, close_too_large, size},
 };
 use crate::agents::{AgentError, AgentHandle};
@@ -28,7 +25,7 @@ const MOST_EARLY: usize = 1024;
 const LEFT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens the stream. An unknown or headless agent is refused after the upgrade: clients cannot read the body of a refused one.
-pub(super) async fn open(ready: Ready, Path(name): Path<String>, upgrade: WebSocketUpgrade) -> Response {
+pub(super) async fn open(ready: Ready, Path(name): Path<String>, Upgrade(upgrade): Upgrade) -> Response {
     let agent = ready.services.agents.get(&name).and_then(|agent| match agent.spec.headless {
         Some(_) => Err(AgentError::UnsupportedRuntime),
         None => Ok(agent),

@@ -96,3 +96,14 @@ async fn sockets_are_bounded_in_number_and_in_the_size_of_a_frame() -> Result<()
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn a_request_for_a_socket_that_is_none_is_refused_with_a_code() -> Result<()> {
+    let scene = Scene::new("plain").await?;
+    for path in [KEYS, "/ws", "/api/fleet/ws", "/api/input/%FF/stream"] {
+        let answer = scene.broker.call("GET", path, None).await?;
+        assert!((400..500).contains(&answer.status), "{path}: {} {}", answer.status, answer.body);
+        assert_eq!(answer.body["code"], "invalid_request", "{path}: {}", answer.body);
+    }
+    Ok(())
+}
