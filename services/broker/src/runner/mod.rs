@@ -5,6 +5,7 @@
 //! Requests of a runner are answered by the routes of the listen API, so that both say the same.
 
 mod frames;
+mod outbox;
 mod registry;
 mod requests;
 mod socket;

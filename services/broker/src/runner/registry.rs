@@ -7,12 +7,12 @@ use std::{
 
 use serde_json::Value;
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{oneshot, watch},
     time::{Duration, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{frames, supervisor::Supervisor};
+use super::{frames, outbox::Outbox, supervisor::Supervisor};
 use crate::insight::count_dropped;
 
 /// Calls in flight.
@@ -40,7 +40,7 @@ struct State {
 #[derive(Debug)]
 struct Connection {
     id: u64,
-    outbox: mpsc::Sender<String>,
+    outbox: Outbox,
     superseded: CancellationToken,
 }
 
@@ -52,7 +52,7 @@ struct Call {
 
 impl Runners {
     /// A runner has connected; an earlier one is superseded and its calls fail. Returns the id of the connection.
-    pub(super) fn connect(&self, outbox: mpsc::Sender<String>, superseded: CancellationToken) -> u64 {
+    pub(super) fn connect(&self, outbox: Outbox, superseded: CancellationToken) -> u64 {
         let mut state = self.lock();
         state.next_id += 1;
         let id = state.next_id;
@@ -129,8 +129,10 @@ impl Runners {
         let mut state = self.lock();
         let may_call = state.handlers.contains(name) && state.calls.len() < MOST_CALLS;
         let connection = state.connection.as_ref().filter(|_| may_call)?;
-        let sent = connection.outbox.try_send(frames::invoke_handler(invocation_id, name, input));
-        sent.inspect_err(|_| count_dropped("runner")).ok()?;
+        if !connection.outbox.try_send(frames::invoke_handler(invocation_id, name, input)) {
+            count_dropped("runner");
+            return None;
+        }
         let (outcome, receiver) = oneshot::channel();
         let is_spawn = name == "spawn" || name.starts_with("spawn:");
         state.calls.insert(invocation_id.to_owned(), Call { is_spawn, outcome });
@@ -145,6 +147,11 @@ impl Runners {
             // A runner that reads nothing learns of it by its late result.
             let _ = connection.outbox.try_send(frames::cancel_handler(invocation_id, reason));
         }
+    }
+
+    /// Returns whether calls are in flight.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.lock().calls.is_empty()
     }
 
     /// Takes the result of a call. `false` if it is not in flight.
@@ -177,20 +184,20 @@ mod tests {
     #[test]
     fn a_new_runner_takes_over_and_calls_of_the_old_one_fail() {
         let runners = Runners::default();
-        let (outbox, mut frames) = mpsc::channel(8);
+        let (outbox, mut frames) = Outbox::new();
         let superseded = CancellationToken::new();
         let first = runners.connect(outbox, superseded.clone());
         assert!(runners.set_handlers(first, &[" build ".into(), String::new(), "spawn:x".into()]));
         assert!(runners.call("inv_0", "other", &Value::Null).is_none());
         let mut build = runners.call("inv_1", "build", &json!({})).expect("a call");
         let _spawn = runners.call("inv_2", "spawn:x", &json!({})).expect("a call");
-        assert!(frames.try_recv().is_ok_and(|frame| frame.contains("inv_1")));
+        assert!(frames.try_recv().is_ok_and(|frame| frame.text.contains("inv_1")));
         assert_eq!(runners.only_spawn().as_deref(), Some("inv_2"));
         assert!(runners.complete("inv_1", Ok(json!(1))) && !runners.complete("inv_1", Ok(json!(2))));
         assert_eq!(build.try_recv(), Ok(Ok(json!(1))));
 
         let mut lost = runners.call("inv_3", "build", &json!({})).expect("a call");
-        let (outbox, _frames) = mpsc::channel(8);
+        let (outbox, _frames) = Outbox::new();
         runners.connect(outbox, CancellationToken::new());
         assert!(superseded.is_cancelled() && lost.try_recv().is_err());
         assert!(!runners.has_handler("build") && !runners.disconnect(first));
@@ -203,7 +210,7 @@ mod tests {
         assert!(runners.stays_absent(minute).await);
         let connect = async {
             sleep(minute / 2).await;
-            let (outbox, _frames) = mpsc::channel(8);
+            let (outbox, _frames) = Outbox::new();
             let id = runners.connect(outbox, CancellationToken::new());
             sleep(minute / 4).await;
             runners.disconnect(id);
@@ -215,7 +222,7 @@ mod tests {
     #[test]
     fn an_agent_belongs_to_the_only_spawn_also_to_a_bare_one() {
         let runners = Runners::default();
-        let (outbox, _frames) = mpsc::channel(8);
+        let (outbox, _frames) = Outbox::new();
         let id = runners.connect(outbox, CancellationToken::new());
         runners.set_handlers(id, &["spawn".into(), "spawned".into()]);
         let _other = runners.call("inv_1", "spawned", &Value::Null).expect("a call");

@@ -3,39 +3,49 @@
 use std::time::Duration;
 
 use axum::{
-    extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code},
+    extract::ws::{CloseFrame, Message, WebSocket, close_code},
     response::Response,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, interval, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     frames::{self, Frame, Refusal, VERSION},
+    outbox::Outbox,
     requests,
     supervisor::Supervision,
 };
 use crate::{
     agents::SpawnSource,
-    api::{Api, ApiError, Broker, Inbound, MAX_READ, Ready, SpawnBody, close_too_large, routes, start_agent},
+    api::{Api, ApiError, Broker, Inbound, MAX_READ, Ready, SpawnBody, Upgrade, close_too_large, routes, start_agent},
     engine_link::{Registration, RunnerManifest},
     version,
 };
 
-/// Frames that wait to be written to a runner; one that reads nothing gets no more.
-const OUTBOX: usize = 512;
 /// Requests of one runner that are worked on at the same time. The socket is not read beyond it.
 const MOST_REQUESTS: usize = 64;
 /// Largest output of a handler.
 const MAX_OUTPUT: usize = 768 << 10;
 /// Close code towards a runner whose place was taken.
 const SUPERSEDED: u16 = 4001;
+/// A frame that a runner does not take for so long ends its connection, and so does a silence.
+const SILENCE: Duration = Duration::from_secs(60);
+/// Silence of a runner with calls in flight: a handler that computes on the runner's only thread answers no ping, and its
+/// call must not be given back while it works. It is the time that a handler has.
+const BUSY_SILENCE: Duration = Duration::from_secs(15 * 60);
+const PING_EVERY: Duration = Duration::from_secs(30);
+/// A runner that reads nothing is not told why its connection ends.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The capabilities of a runner that is gone are withdrawn after this time.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// `GET /api/fleet/ws`
-pub(crate) async fn open(ready: Ready, upgrade: WebSocketUpgrade) -> Response {
+pub(crate) async fn open(ready: Ready, Upgrade(upgrade): Upgrade) -> Response {
     let api = ready.api();
     upgrade.max_message_size(MAX_READ).on_upgrade(async move |socket| {
         let closing = api.inner.closing.clone();
@@ -45,44 +55,50 @@ pub(crate) async fn open(ready: Ready, upgrade: WebSocketUpgrade) -> Response {
 
 async fn serve(mut socket: WebSocket, api: Api) {
     let Some(broker) = api.broker() else { return };
-    let (outbox, mut frames) = mpsc::channel(OUTBOX);
+    let (outbox, mut frames) = Outbox::new();
     let superseded = CancellationToken::new();
     let id = broker.runners.connect(outbox.clone(), superseded.clone());
     // Handlers of an earlier one are gone.
     broker.services.link.set_handlers_live(false);
     let mut refusals = broker.services.link.runner_refusals();
     let mut requests: JoinSet<bool> = JoinSet::new();
+    let mut pings = interval(PING_EVERY);
+    let mut last_inbound = Instant::now();
     loop {
         let sent = tokio::select! {
             frame = frames.recv() => match frame {
-                Some(frame) => socket.send(Message::text(frame)).await,
+                Some(frame) => send(&mut socket, &superseded, Message::text(frame.text.as_str())).await,
                 None => break,
             },
-            message = socket.recv(), if requests.len() < MOST_REQUESTS => match Inbound::from(message) {
-                Inbound::Frame(Message::Text(text)) => {
-                    match frames::decode(text.as_str()) {
+            message = socket.recv(), if requests.len() < MOST_REQUESTS => {
+                last_inbound = Instant::now();
+                match Inbound::from(message) {
+                    Inbound::Frame(Message::Text(text)) => match frames::decode(text.as_str()) {
                         Some(frame) => {
                             requests.spawn(handle(api.clone(), id, frame, outbox.clone()));
                             Ok(())
                         }
                         None => {
                             let refusal = Refusal::new("invalid_frame", "a frame is {v: 2, type, payload}");
-                            socket.send(Message::text(frames::answer(None, Err(refusal)))).await
+                            let answer = Message::text(frames::answer(None, Err(refusal)));
+                            send(&mut socket, &superseded, answer).await
                         }
+                    },
+                    Inbound::Frame(_) => Ok(()),
+                    Inbound::TooLarge => {
+                        // The runner may read nothing.
+                        let _ = timeout(CLOSE_TIMEOUT, close_too_large(&mut socket)).await;
+                        break;
                     }
+                    Inbound::Ended => break,
                 }
-                Inbound::Frame(_) => Ok(()),
-                Inbound::TooLarge => {
-                    close_too_large(&mut socket).await;
-                    break;
-                }
-                Inbound::Ended => break,
-            },
+            }
             Some(ended) = requests.join_next() => {
                 if ended.is_ok_and(|leaves| leaves) {
                     while let Ok(frame) = frames.try_recv() {
-                        // The runner may have closed first.
-                        let _ = socket.send(Message::text(frame)).await;
+                        if send(&mut socket, &superseded, Message::text(frame.text.as_str())).await.is_err() {
+                            break;
+                        }
                     }
                     close(&mut socket, close_code::NORMAL, "deregistered").await;
                     break;
@@ -97,6 +113,18 @@ async fn serve(mut socket: WebSocket, api: Api) {
             Ok(()) = refusals.changed() => {
                 close(&mut socket, close_code::POLICY, "the engine has refused the manifest").await;
                 break;
+            }
+            _ = pings.tick() => {
+                if requests.len() == MOST_REQUESTS {
+                    // The socket is not read now, so nothing can be heard of it.
+                    last_inbound = Instant::now();
+                }
+                let patience = if broker.runners.is_busy() { BUSY_SILENCE } else { SILENCE };
+                if last_inbound.elapsed() >= patience {
+                    tracing::warn!("a runner gives no sign of life, its connection is ended");
+                    break;
+                }
+                send(&mut socket, &superseded, Message::Ping(Vec::new().into())).await
             }
         };
         if sent.is_err() {
@@ -121,19 +149,33 @@ async fn withdraw(api: Api) {
     }
 }
 
+/// The runner has closed the socket, or takes nothing.
+struct Gone;
+
+/// Sends to a runner that takes each frame in time. One that is superseded meanwhile is not waited for.
+async fn send(socket: &mut WebSocket, superseded: &CancellationToken, message: Message) -> Result<(), Gone> {
+    match superseded.run_until_cancelled(timeout(SILENCE, socket.send(message))).await {
+        None | Some(Ok(Ok(()))) => Ok(()),
+        Some(Ok(Err(_))) => Err(Gone),
+        Some(Err(_)) => {
+            tracing::warn!("a runner takes nothing, its connection is ended");
+            Err(Gone)
+        }
+    }
+}
+
 async fn close(socket: &mut WebSocket, code: u16, reason: &'static str) {
     let frame = CloseFrame { code, reason: reason.into() };
-    // The runner may have closed first.
-    let _ = socket.send(Message::Close(Some(frame))).await;
+    // The runner may have closed first, or read nothing.
+    let _ = timeout(CLOSE_TIMEOUT, socket.send(Message::Close(Some(frame)))).await;
 }
 
 /// Answers a request. Returns whether the runner leaves with it.
-async fn handle(api: Api, id: u64, frame: Frame, outbox: mpsc::Sender<String>) -> bool {
+async fn handle(api: Api, id: u64, frame: Frame, outbox: Outbox) -> bool {
     let Frame { kind, request_id, payload, .. } = frame;
     let outcome = answer(&api, id, &kind, payload).await;
     let leaves = kind == "deregister_node" && outcome.is_ok();
-    // A runner that is gone needs no answer.
-    let _ = outbox.send(frames::answer(request_id.as_deref(), outcome)).await;
+    outbox.send(frames::answer(request_id.as_deref(), outcome)).await;
     leaves
 }
 
