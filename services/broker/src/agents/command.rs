@@ -34,8 +34,9 @@ pub(crate) enum AgentCommand {
     Pending {
         reply: oneshot::Sender<Vec<PendingMessage>>,
     },
-    Unsettled {
-        reply: oneshot::Sender<Vec<(PendingMessage, u32)>>,
+    /// Messages that were typed and have no outcome, and those that wait.
+    Undelivered {
+        reply: oneshot::Sender<Vec<UndeliveredMessage>>,
     },
     Ack {
         delivery_id: Option<String>,
@@ -78,6 +79,31 @@ pub(crate) struct PendingMessage {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) workspace_alias: Option<String>,
     pub(crate) delivery_id: String,
+}
+
+/// A message without an outcome, without its body: many of them are shown at once.
+#[derive(Debug, Clone)]
+pub(crate) struct UndeliveredMessage {
+    pub(crate) delivery_id: String,
+    pub(crate) event_id: String,
+    pub(crate) from: String,
+    pub(crate) target: String,
+    /// 0 until it is typed.
+    pub(crate) attempts: u32,
+    pub(crate) queued_at_ms: i64,
+}
+
+impl UndeliveredMessage {
+    pub(super) fn new(message: &Message, attempts: u32) -> Self {
+        Self {
+            delivery_id: message.delivery_id.clone(),
+            event_id: message.event_id.clone(),
+            from: message.author.name.clone(),
+            target: message.target.clone(),
+            attempts,
+            queued_at_ms: message.queued_at_ms,
+        }
+    }
 }
 
 /// A running agent. Clones are the same agent.

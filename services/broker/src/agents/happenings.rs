@@ -7,6 +7,7 @@ use tokio::time::Duration;
 
 use super::{
     AgentCommand, AgentState, Drained, PendingMessage,
+    command::UndeliveredMessage,
     session_status::Activity,
     task::{AckFileContent, AgentTask, Done, ProcessEnd, Running},
 };
@@ -183,9 +184,11 @@ impl AgentTask {
             AgentCommand::Pending { reply } => {
                 let _ = reply.send(running.pipeline.pending().map(|message| self.shown(message)).collect());
             }
-            AgentCommand::Unsettled { reply } => {
-                let unsettled = running.pipeline.unsettled();
-                let _ = reply.send(unsettled.map(|(message, attempts)| (self.shown(message), attempts)).collect());
+            AgentCommand::Undelivered { reply } => {
+                let waiting = running.pipeline.pending().map(|message| (message, 0));
+                let undelivered = running.pipeline.unsettled().chain(waiting);
+                let _ = reply
+                    .send(undelivered.map(|(message, attempts)| UndeliveredMessage::new(message, attempts)).collect());
             }
             AgentCommand::Ack { delivery_id, event_id, reply } => {
                 let now = running.tick();

@@ -7,8 +7,10 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
+use futures::future::join_all;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::{Duration, timeout};
 
 use super::{
     agents::entry,
@@ -20,6 +22,9 @@ use crate::{
     clock,
     insight::CrashInsights,
 };
+
+/// An agent that does not answer for so long is shown without pending deliveries.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct MetricsQuery {
@@ -58,23 +63,25 @@ pub(super) async fn status(ready: Ready) -> Json<Value> {
     let services = &ready.services;
     let agents = services.agents.list();
     let now_ms = clock::unix_ms();
+    let answers = join_all(agents.iter().map(|agent| async move {
+        // An agent that is ending takes no commands and has nothing pending; its end must not delay the others.
+        let answer = timeout(AGENT_TIMEOUT, agent.ask(|reply| AgentCommand::Undelivered { reply })).await;
+        (&agent.spec.name, answer.ok().and_then(Result::ok).unwrap_or_default())
+    }));
     let mut pending = Vec::new();
-    for agent in &agents {
-        // An agent that ends meanwhile has nothing pending.
-        let typed = agent.ask(|reply| AgentCommand::Unsettled { reply }).await.unwrap_or_default();
-        let waiting = agent.ask(|reply| AgentCommand::Pending { reply }).await.unwrap_or_default();
-        for (message, attempts) in typed.into_iter().chain(waiting.into_iter().map(|message| (message, 0))) {
-            pending.push(json!({
+    for (name, undelivered) in answers.await {
+        pending.extend(undelivered.into_iter().map(|message| {
+            json!({
                 "delivery_id": message.delivery_id,
-                "worker_name": agent.spec.name,
+                "worker_name": name,
                 "event_id": message.event_id,
                 "from": message.from,
                 "to": message.target,
-                "attempts": attempts,
+                "attempts": message.attempts,
                 "queued_at_ms": message.queued_at_ms,
                 "age_ms": now_ms - message.queued_at_ms,
-            }));
-        }
+            })
+        }));
     }
     let workspaces = ready.members.identities().enumerate().map(|(index, identity)| {
         json!({

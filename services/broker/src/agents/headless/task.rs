@@ -11,6 +11,7 @@ use super::{Headless, NotTaken, program::Run};
 use crate::{
     agents::{
         AgentCommand, AgentError, AgentState, Drained,
+        command::UndeliveredMessage,
         environment::environment,
         happenings::reference,
         spawner::process_facts,
@@ -227,9 +228,10 @@ impl HeadlessTask {
             AgentCommand::Pending { reply } => {
                 let _ = reply.send(self.waiting.iter().map(|message| self.base.shown(message)).collect());
             }
-            AgentCommand::Unsettled { reply } => {
-                let shown = current.map(|handover| (self.base.shown(&handover.message), 1));
-                let _ = reply.send(shown.into_iter().collect());
+            AgentCommand::Undelivered { reply } => {
+                let current = current.map(|handover| UndeliveredMessage::new(&handover.message, 1));
+                let waiting = self.waiting.iter().map(|message| UndeliveredMessage::new(message, 0));
+                let _ = reply.send(current.into_iter().chain(waiting).collect());
             }
             // The answer of the program or the server counts, nothing else.
             AgentCommand::Ack { reply, .. } => {
