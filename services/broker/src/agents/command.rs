@@ -167,10 +167,10 @@ impl AgentHandle {
         Ok(keys.len())
     }
 
-    /// Types keys as [`Self::type_keys`], however long the program does not take them.
+    /// Types keys as [`Self::type_keys`], as long as the caller waits. Keys that it has given up are not typed later.
     pub(crate) async fn type_keys_unhurried(&self, keys: Bytes) -> Result<usize, AgentError> {
-        let mut ticket = self.terminal()?.write_input(keys.clone()).await.map_err(write_error)?;
-        ticket.written().await.map_err(write_error)?;
+        let ticket = self.terminal()?.write_input(keys.clone()).await.map_err(write_error)?;
+        PendingWrite(Some(ticket)).written().await.map_err(write_error)?;
         self.note_keys(&keys);
         Ok(keys.len())
     }
@@ -182,11 +182,35 @@ impl AgentHandle {
 }
 
 /// Waits until an entry was written, and takes it back at the deadline: its sender is going to repeat it.
-pub(crate) async fn wait_written(mut ticket: WriteTicket, deadline: Instant) -> Result<(), AgentError> {
-    match timeout_at(deadline, ticket.written()).await {
-        Ok(written) => written.map(drop).map_err(write_error),
-        Err(_) if ticket.withdraw() => Err(AgentError::NotTaken),
+pub(crate) async fn wait_written(ticket: WriteTicket, deadline: Instant) -> Result<(), AgentError> {
+    let mut pending = PendingWrite(Some(ticket));
+    match timeout_at(deadline, pending.written()).await {
+        Ok(written) => written.map_err(write_error),
+        Err(_) if pending.withdraw() => Err(AgentError::NotTaken),
         Err(_) => Err(AgentError::PartlyTaken),
+    }
+}
+
+/// An entry whose sender waits. Dropping it takes the entry back: a sender that has left does not expect it any more.
+struct PendingWrite(Option<WriteTicket>);
+
+impl PendingWrite {
+    async fn written(&mut self) -> Result<(), PtyError> {
+        match &mut self.0 {
+            Some(ticket) => ticket.written().await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the entry back, if its first byte was not written.
+    fn withdraw(&mut self) -> bool {
+        self.0.take().is_some_and(WriteTicket::withdraw)
+    }
+}
+
+impl Drop for PendingWrite {
+    fn drop(&mut self) {
+        self.withdraw();
     }
 }
 

@@ -1,5 +1,7 @@
 //! Sockets of the listen API: bounds, and frames that are not what they should be.
 
+use std::fs;
+
 use anyhow::{Context, Result, bail, ensure};
 use futures::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
@@ -94,6 +96,39 @@ async fn sockets_are_bounded_in_number_and_in_the_size_of_a_frame() -> Result<()
         };
         assert_eq!(code, 1009, "{path}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn keys_of_a_client_that_has_left_are_not_typed_later() -> Result<()> {
+    let scene = Scene::new("left").await?;
+    let (wake, taken) = (scene.broker.folder().join("wake"), scene.broker.folder().join("taken"));
+    let script = "stty raw -echo; while [ ! -e \"$0\" ]; do sleep 0.1; done; exec cat > \"$1\"";
+    let body = json!({ "name": "target", "cli": "sh", "args": ["-c", script, wake, taken] });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
+    let send = async |keys: String| scene.broker.call("POST", "/api/input/target", Some(json!({ "data": keys }))).await;
+    // The terminal takes a part of the first keys and nothing behind them.
+    let begun = send("y".repeat(256 << 10)).await?;
+    assert_eq!((begun.status, &begun.body["code"]), (504, &json!("worker_timeout")), "{}", begun.body);
+    let mut socket = connect(&scene, KEYS).await?;
+    ensure!(next(&mut socket).await?.is_ok_and(|ready| ready["type"] == "pty_input_ready"));
+    socket.send(Message::text("z")).await?;
+    socket.close(None).await?;
+    // The broker ends the connection when it has given the keys up.
+    while let Some(Ok(_)) = timeout(SOON, socket.next()).await? {}
+    fs::write(&wake, "")?;
+    relay_testkit::wait::until_ok("room for keys", SOON, || async {
+        let answer = send("end".to_owned()).await?;
+        ensure!(answer.status == 200, "{}", answer.body);
+        anyhow::Ok(())
+    })
+    .await?;
+    let typed = relay_testkit::wait::until_ok("the keys", SOON, || async {
+        let typed = fs::read_to_string(&taken)?;
+        ensure!(typed.ends_with("end"), "{} bytes", typed.len());
+        anyhow::Ok(typed)
+    });
+    assert!(!typed.await?.contains('z'), "keys of a client that has left were typed");
     Ok(())
 }
 
