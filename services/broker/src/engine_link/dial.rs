@@ -1,6 +1,9 @@
 //! Opens the node socket: TCP, TLS where the URL asks for it, WebSocket.
 
-use std::{io, sync::Arc};
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+};
 
 use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
 use tokio::{
@@ -41,10 +44,23 @@ pub(super) async fn dial(url: &str, token: &str) -> Result<Socket, tungstenite::
 }
 
 async fn encrypt(host: String, stream: TcpStream) -> io::Result<impl Transport> {
+    let name = ServerName::try_from(host).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    // Reads many files at the first connection.
+    let config = tokio::task::spawn_blocking(tls_config).await.map_err(io::Error::other)?;
+    TlsConnector::from(config).connect(name, stream).await
+}
+
+/// Trusts the machine's certificates. They are read once unless there are none, so that a set that is installed later is
+/// found.
+fn tls_config() -> Arc<ClientConfig> {
+    static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    if let Some(known) = CONFIG.get() {
+        return known.clone();
+    }
     let mut roots = RootCertStore::empty();
     // Certificates that cannot be read are left out; without any the handshake fails with its reason.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-    let name = ServerName::try_from(host).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-    TlsConnector::from(Arc::new(config)).connect(name, stream).await
+    let is_complete = !roots.is_empty();
+    let config = Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth());
+    if is_complete { CONFIG.get_or_init(|| config).clone() } else { config }
 }

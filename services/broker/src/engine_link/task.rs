@@ -105,9 +105,11 @@ impl LinkTask {
                 Err(OpenError::TokenRefused) if refused_tokens < MOST_TOKENS => {
                     refused_tokens += 1;
                     asked_at = Instant::now();
-                    match self.settings.identity.enrol(&self.settings.engine).await {
-                        Ok(()) => continue,
-                        Err(error) => error.to_string(),
+                    let enrolment = self.settings.identity.enrol(&self.settings.engine);
+                    match stop.run_until_cancelled(enrolment).await {
+                        Some(Ok(())) => continue,
+                        Some(Err(error)) => error.to_string(),
+                        None => break,
                     }
                 }
                 Err(error) => error.to_string(),
