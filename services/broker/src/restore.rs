@@ -96,7 +96,10 @@ async fn start_one(members: &Members, survivor: Survivor, roster: &Arc<Roster>, 
     };
     match outcome {
         Ok(spawned) => tracing::info!(agent.name = name, pid = spawned.pid, "an agent runs again"),
-        Err(AgentError::AlreadyExists { .. }) => tracing::info!(agent.name = name, "a driver was faster"),
+        // Otherwise the name is used elsewhere in the workspace.
+        Err(AgentError::AlreadyExists { .. }) if spawner.services().agents.is_in_use(&name) => {
+            tracing::info!(agent.name = name, "a driver was faster");
+        }
         Err(error) => {
             tracing::error!(agent.name = name, %error, "an agent could not be started again");
             forget(roster, name).await;

@@ -66,6 +66,11 @@ impl Agents {
         start.over.cancelled().await;
     }
 
+    /// Returns whether an agent of the name runs or starts here.
+    pub(crate) fn is_in_use(&self, name: &str) -> bool {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner).contains_key(name)
+    }
+
     /// The running agent of a name.
     pub(crate) fn get(&self, name: &str) -> Result<AgentHandle, AgentError> {
         match self.slots.read().unwrap_or_else(PoisonError::into_inner).get(name) {
@@ -144,6 +149,9 @@ mod tests {
         };
         tokio::join!(agents.end_start("ada"), start);
         agents.end_start("ada").await;
-        agents.reserve("ada", 1).expect("the name is free");
+        assert!(!agents.is_in_use("ada"));
+        let again = agents.reserve("ada", 1).expect("the name is free");
+        assert!(agents.is_in_use("ada"));
+        drop(again);
     }
 }

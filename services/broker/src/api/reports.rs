@@ -20,7 +20,7 @@ use crate::{
     injection::AckAnswer,
 };
 
-/// Largest structured result.
+/// Largest structured result, and largest metadata of one.
 const MAX_RESULT: usize = 1 << 20;
 
 #[derive(Debug, Deserialize)]
@@ -72,8 +72,9 @@ pub(super) async fn result(ready: Ready, headers: HeaderMap, body: Body) -> ApiR
         return Err(flagged(unauthorized()));
     }
     let data = body.data.ok_or_else(|| flagged(ApiError::invalid("data is needed")))?.unwrap_or(Value::Null);
-    if data.to_string().len() > MAX_RESULT {
-        let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "a result is above 1 MiB");
+    if [&data, &body.metadata].iter().any(|part| part.to_string().len() > MAX_RESULT) {
+        let message = "a result or its metadata is above 1 MiB";
+        let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message);
         return Err(flagged(error));
     }
     let data = check_result(agent.result_schema, data).await.map_err(flagged)?;

@@ -16,7 +16,7 @@ use tokio::{sync::Notify, time::sleep};
 
 use super::figures::{Outcome, VerificationFigures};
 use crate::{
-    metric_names,
+    clock, metric_names,
     state::{read_versioned, write_versioned},
 };
 
@@ -60,6 +60,8 @@ fn find_program(program: &str) -> Option<PathBuf> {
 struct Entry {
     learned: Learned,
     figures: VerificationFigures,
+    /// Unix time of the last outcome, in milliseconds.
+    used_ms: i64,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -129,9 +131,14 @@ impl VerificationBook {
     fn change(&self, agent: &str, program: &ProgramVersion, change: impl Fn(&mut VerificationFigures)) {
         let mut content = self.lock();
         if !content.programs.contains_key(program) && content.programs.len() >= MOST_ENTRIES {
-            content.programs.pop_first();
+            let unused = content.programs.iter().min_by_key(|(_, entry)| entry.used_ms);
+            if let Some(unused) = unused.map(|(program, _)| program.clone()) {
+                content.programs.remove(&unused);
+            }
         }
-        change(&mut content.programs.entry(program.clone()).or_default().figures);
+        let entry = content.programs.entry(program.clone()).or_default();
+        entry.used_ms = clock::unix_ms();
+        change(&mut entry.figures);
         change(content.agents.entry(agent.to_owned()).or_default());
         self.changed.notify_one();
     }
@@ -211,6 +218,26 @@ fn show_learned(harness: &str, learned: &Learned) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_version_that_was_not_used_for_longest_is_forgotten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let book = VerificationBook::open(folder.path().join("verification.json")).expect("a book");
+        let version = |number: usize| ProgramVersion { harness: "claude".to_owned(), version: format!("{number:03}") };
+        for number in 0..MOST_ENTRIES {
+            book.on_outcome("ada", &version(number), Outcome::Unverified, 1);
+        }
+        // The first by name was used last.
+        for (age, entry) in book.lock().programs.values_mut().rev().enumerate() {
+            entry.used_ms = i64::try_from(age).expect("a small number");
+        }
+        let other = ProgramVersion { harness: "zeta".to_owned(), version: "1".to_owned() };
+        book.on_outcome("ada", &other, Outcome::Unverified, 1);
+        let content = book.lock();
+        assert!(content.programs.contains_key(&other) && content.programs.contains_key(&version(0)));
+        assert!(!content.programs.contains_key(&version(MOST_ENTRIES - 1)));
+        assert_eq!(content.programs.len(), MOST_ENTRIES);
+    }
 
     #[test]
     fn what_was_learned_outlives_the_broker_and_can_be_reset() {

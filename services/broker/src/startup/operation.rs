@@ -29,7 +29,7 @@ use crate::{
 /// Agents have so long to end politely when the broker stops; the whole stop takes less than 4 s.
 const STOP_GRACE: Duration = Duration::from_millis(1500);
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(2500);
-const LEAVE_TIMEOUT: Duration = Duration::from_millis(1500);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Receipts that wait to be posted. Further ones are dropped and counted.
 const RECEIPTS: usize = 1024;
 /// Invocations that wait to be handled. Further ones are left to the engine's time-out.

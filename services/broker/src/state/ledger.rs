@@ -22,6 +22,9 @@ use super::write_private_file;
 
 /// Messages remembered for one agent.
 const REMEMBERED: usize = 512;
+/// Messages remembered for all agents, about 10 MB of them. Beyond it the agents are forgotten that got nothing for
+/// longest: their mailboxes have moved on.
+const MOST_REMEMBERED: usize = 65_536;
 /// Entries that wait to be written. Agents wait for room beyond it.
 const QUEUE: usize = 1024;
 /// Entries written with one synchronisation of the disk.
@@ -64,7 +67,7 @@ impl Ledger {
 pub(crate) struct LedgerTask {
     path: PathBuf,
     requests: mpsc::Receiver<(LedgerEntry, oneshot::Sender<()>)>,
-    remembered: HashMap<String, VecDeque<LedgerEntry>>,
+    remembered: Remembered,
     lines: usize,
     /// The last line may be incomplete: the disk was full.
     is_torn: bool,
@@ -73,14 +76,14 @@ pub(crate) struct LedgerTask {
 impl LedgerTask {
     /// Reads the ledger of the previous broker. A line that a crash cut off is left out.
     pub(crate) fn open(path: PathBuf) -> Result<(Ledger, Self)> {
-        let mut remembered = HashMap::new();
+        let mut remembered = Remembered::default();
         match File::open(&path) {
             Ok(file) => {
                 // As bytes: a crash may cut a line within a character.
                 for line in BufReader::new(file).split(b'\n') {
                     let line = line.with_context(|| format!("read {}", path.display()))?;
                     if let Ok(entry) = serde_json::from_slice::<LedgerEntry>(&line) {
-                        remember(&mut remembered, entry);
+                        remembered.add(entry);
                     }
                 }
             }
@@ -95,7 +98,7 @@ impl LedgerTask {
 
     /// Messages that a session has already.
     pub(crate) fn known_messages(&self, agent_id: &str, session_ref: &str) -> Vec<String> {
-        let entries = self.remembered.get(agent_id).into_iter().flatten();
+        let entries = self.remembered.agents.get(agent_id).into_iter().flat_map(|agent| &agent.entries);
         entries
             .filter(|entry| entry.session_ref.as_deref() == Some(session_ref) && entry.level >= Level::Echoed)
             .map(|entry| entry.msg_id.clone())
@@ -139,16 +142,15 @@ impl LedgerTask {
         self.is_torn = false;
         self.lines += entries.len();
         for (entry, _) in entries {
-            remember(&mut self.remembered, entry.clone());
+            self.remembered.add(entry.clone());
         }
-        let remembered: usize = self.remembered.values().map(VecDeque::len).sum();
-        if self.lines > remembered + SURPLUS_LINES { self.rewrite() } else { Ok(()) }
+        if self.lines > self.remembered.count + SURPLUS_LINES { self.rewrite() } else { Ok(()) }
     }
 
     fn rewrite(&mut self) -> io::Result<()> {
         let mut content = Vec::new();
         self.lines = 0;
-        for entry in self.remembered.values().flatten() {
+        for entry in self.remembered.by_age() {
             serde_json::to_writer(&mut content, entry)?;
             content.push(b'\n');
             self.lines += 1;
@@ -157,17 +159,82 @@ impl LedgerTask {
     }
 }
 
-fn remember(remembered: &mut HashMap<String, VecDeque<LedgerEntry>>, entry: LedgerEntry) {
-    let entries = remembered.entry(entry.agent_id.clone()).or_default();
-    entries.push_back(entry);
-    if entries.len() > REMEMBERED {
-        entries.pop_front();
+/// The newest entries, by agent.
+#[derive(Debug, Default)]
+struct Remembered {
+    agents: HashMap<String, AgentEntries>,
+    /// Entries of all agents.
+    count: usize,
+    /// Entries that were ever added.
+    added: u64,
+}
+
+#[derive(Debug, Default)]
+struct AgentEntries {
+    entries: VecDeque<LedgerEntry>,
+    /// Number of the last one among all entries.
+    last: u64,
+}
+
+impl Remembered {
+    fn add(&mut self, entry: LedgerEntry) {
+        self.added += 1;
+        self.count += 1;
+        let agent = self.agents.entry(entry.agent_id.clone()).or_default();
+        agent.last = self.added;
+        agent.entries.push_back(entry);
+        if agent.entries.len() > REMEMBERED {
+            agent.entries.pop_front();
+            self.count -= 1;
+        }
+        while self.count > MOST_REMEMBERED
+            && let Some(oldest) = self.agents.iter().min_by_key(|(_, agent)| agent.last).map(|(id, _)| id.clone())
+        {
+            self.count -= self.agents.remove(&oldest).map_or(0, |agent| agent.entries.len());
+        }
+    }
+
+    /// All entries, those of the agent that got nothing for longest first.
+    fn by_age(&self) -> impl Iterator<Item = &LedgerEntry> {
+        let mut agents: Vec<&AgentEntries> = self.agents.values().collect();
+        agents.sort_unstable_by_key(|agent| agent.last);
+        agents.into_iter().flat_map(|agent| &agent.entries)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn agents_that_got_nothing_for_longest_are_forgotten_also_over_a_restart() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ledger");
+        let (_, mut task) = LedgerTask::open(path.clone()).expect("a ledger");
+        let entry = |agent: usize, message: usize| LedgerEntry {
+            agent_id: agent.to_string(),
+            msg_id: message.to_string(),
+            level: Level::Echoed,
+            session_ref: Some("s".into()),
+        };
+        let agents = MOST_REMEMBERED / REMEMBERED;
+        for agent in 0..agents {
+            (0..REMEMBERED).for_each(|message| task.remembered.add(entry(agent, message)));
+        }
+        // The first agent is the one that got a message last.
+        task.remembered.add(entry(0, REMEMBERED));
+        assert_eq!(task.remembered.count, MOST_REMEMBERED);
+        task.rewrite().expect("a file");
+        let (_, mut task) = LedgerTask::open(path).expect("a ledger");
+        assert_eq!(task.remembered.count, MOST_REMEMBERED);
+        task.remembered.add(entry(agents, 0));
+        assert!(task.known_messages("1", "s").is_empty());
+        assert_eq!(
+            (task.known_messages("0", "s").len(), task.known_messages("2", "s").len()),
+            (REMEMBERED, REMEMBERED)
+        );
+        assert_eq!(task.remembered.count, MOST_REMEMBERED - REMEMBERED + 1);
+    }
 
     #[tokio::test]
     async fn entries_outlive_the_broker_and_belong_to_a_session() {
