@@ -165,7 +165,7 @@ const QUEUE: &str = "
 WITH held AS (
     UPDATE subscriptions
        SET event_cursor = $4, lease_until = relay_now() + make_interval(secs => $10)
-     WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND is_active
+     WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND is_active AND relay_require_epoch($14)
     RETURNING NOT EXISTS (SELECT FROM push_workers WHERE lease_until > relay_now() AND NOT reads_shared_bodies)
               AS shares_bodies
 ), matched AS (
@@ -290,7 +290,9 @@ impl Store {
         matched: &[MatchedEvent],
         lease: Duration,
     ) -> StoreResult<bool> {
-        let held: i64 = sqlx::query_scalar(QUEUE)
+        let doing = "queueing events for a subscription";
+        let epoch = self.epoch(doing)?;
+        let held: StoreResult<i64> = sqlx::query_scalar(QUEUE)
             .bind(leased.scope.workspace_id())
             .bind(leased.id)
             .bind(leased.epoch)
@@ -304,10 +306,11 @@ impl Store {
             .bind(matched.iter().map(|event| event.message_id).collect::<Vec<_>>())
             .bind(matched.iter().map(|event| event.message_id.map(|id| day_of_id(id.get()))).collect::<Vec<_>>())
             .bind(matched.iter().map(|event| event.conversation_id.as_deref()).collect::<Vec<_>>())
+            .bind(epoch)
             .fetch_one(&self.pool)
             .await
-            .map_err(StoreError::from_sqlx("queueing events for a subscription"))?;
-        Ok(held > 0)
+            .map_err(StoreError::from_sqlx(doing));
+        Ok(self.note_epoch(epoch, held)? > 0)
     }
 
     /// Records an attempt. Returns the subscription's consecutive failures and the time of the first one. `None` when the
