@@ -102,7 +102,7 @@ impl Operation {
 
     /// Ends the agents, writes the state, and says goodbye to the engine.
     pub(super) async fn stop(self) {
-        let Self { services, members, restoring, invocations, reporters } = self;
+        let Self { services, members, runners, restoring, invocations, reporters } = self;
         restoring.abort();
         invocations.iter().for_each(JoinHandle::abort);
         let running = services.roster.agents();
