@@ -62,7 +62,8 @@ pub(crate) struct Init {
     /// Greatest number of agents; 0 for any. The documented maximum is 500.
     #[arg(long, env = "AGENT_RELAY_MAX_AGENTS", default_value_t = 0)]
     pub(crate) max_agents: u32,
-    /// Harnesses that the engine may start here.
+    /// Names `spawn:NAME` under which members of the workspace may start programs here. An invocation chooses program,
+    /// arguments and environment itself.
     #[arg(long, env = "AGENT_RELAY_NODE_HARNESSES", value_delimiter = ',')]
     pub(crate) spawn: Vec<String>,
     /// TOML file with entries for agent programs.
