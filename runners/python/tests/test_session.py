@@ -74,7 +74,8 @@ class SessionTest(unittest.IsolatedAsyncioTestCase):
         async def raises(_, context):
             raise ValueError("\udc00" + "x" * 100_000)
 
-        under_test, sent = session({**{name: returns(output) for name, (output, _) in outputs.items()}, "raises": raises})
+        handlers = {name: returns(output) for name, (output, _) in outputs.items()}
+        under_test, sent = session({**handlers, "raises": raises})
         for name, (_, problem) in {**outputs, "raises": (None, "?xxx")}.items():
             payload = {"invocation_id": name, "name": name, "input": {}}
             under_test.on_text(json.dumps({"v": 2, "type": "invoke_handler", "payload": payload}))

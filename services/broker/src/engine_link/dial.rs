@@ -50,8 +50,8 @@ async fn encrypt(host: String, stream: TcpStream) -> io::Result<impl Transport> 
     TlsConnector::from(config).connect(name, stream).await
 }
 
-/// Trusts the machine's certificates. They are read once unless there are none, so that a set that is installed later is
-/// found.
+/// Trusts the machine's certificates. They are read once unless there are none, so that a set that is installed later
+/// is found.
 fn tls_config() -> Arc<ClientConfig> {
     static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(known) = CONFIG.get() {

@@ -35,8 +35,8 @@ const MAX_OUTPUT: usize = 768 << 10;
 const SUPERSEDED: u16 = 4001;
 /// A frame that a runner does not take for so long ends its connection, and so does a silence.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Silence of a runner with calls in flight: a handler that computes on the runner's only thread answers no ping, and its
-/// call must not be given back while it works. It is the time that a handler has.
+/// Silence of a runner with calls in flight: a handler that computes on the runner's only thread answers no ping, and
+/// its call must not be given back while it works. It is the time that a handler has.
 const BUSY_SILENCE: Duration = Duration::from_secs(15 * 60);
 const PING_EVERY: Duration = Duration::from_secs(30);
 /// A runner that reads nothing is not told why its connection ends.
