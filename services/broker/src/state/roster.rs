@@ -63,9 +63,12 @@ impl Roster {
         self.content.lock().unwrap_or_else(PoisonError::into_inner).agents = agents;
     }
 
-    /// Adds or replaces an agent. Blocks for a write to the disk.
-    pub(crate) fn put(&self, name: &str, record: AgentRecord) -> Result<()> {
+    /// Adds or replaces an agent. In the session of the one that it replaces, its task stays typed. Blocks for a write to
+    /// the disk.
+    pub(crate) fn put(&self, name: &str, mut record: AgentRecord) -> Result<()> {
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
+        record.task_typed |=
+            content.agents.get(name).is_some_and(|before| before.task_typed && record.is_in_session_of(before));
         let before = content.agents.insert(name.to_owned(), record);
         let written = self.write(&content);
         if written.is_err() {
@@ -128,6 +131,13 @@ impl Roster {
     }
 }
 
+impl AgentRecord {
+    /// Returns whether the agent resumes the session that `before` has left.
+    fn is_in_session_of(&self, before: &Self) -> bool {
+        self.spec.is_resumable && self.spec.session_id.is_some() && self.spec.session_id == before.spec.session_id
+    }
+}
+
 impl RosterFile {
     /// Returns whether the machine was started again since, so that ids of processes name strangers.
     pub(crate) fn is_of_earlier_boot(&self) -> bool {
@@ -163,6 +173,30 @@ mod tests {
         assert!(previous.is_of_earlier_boot());
         previous.boot_id = None;
         assert!(!previous.is_of_earlier_boot(), "an earlier broker has written the file");
+    }
+
+    #[test]
+    fn a_task_stays_typed_in_a_session_that_is_resumed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state.json");
+        let in_session = |session: Option<&str>, is_resumable: bool| {
+            let spec = AgentSpec { session_id: session.map(str::to_owned), is_resumable, ..AgentSpec::default() };
+            AgentRecord { spec, ..record(1) }
+        };
+        for (first, second, stays) in [
+            ((Some("a"), true), (Some("a"), true), true),
+            ((Some("a"), true), (Some("b"), true), false),
+            ((Some("a"), false), (Some("a"), false), false),
+            ((None, true), (None, true), false),
+        ] {
+            let (roster, _) = Roster::open(path.clone()).expect("a roster");
+            roster.put("ada", in_session(first.0, first.1)).expect("an agent");
+            assert!(!roster.agents()["ada"].task_typed);
+            roster.mark_task_typed("ada").expect("a note");
+            roster.put("ada", in_session(second.0, second.1)).expect("the agent again");
+            let (_, previous) = Roster::open(path.clone()).expect("a roster");
+            assert_eq!(previous.agents["ada"].task_typed, stays, "{first:?} {second:?}");
+        }
     }
 
     #[test]
