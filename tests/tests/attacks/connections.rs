@@ -76,21 +76,104 @@ async fn slow_and_silent_connections_are_closed() -> Result<()> {
     Ok(())
 }
 
+/// Declared length of a body that does not end.
+const BODY_BYTES: usize = 100_000;
+
+/// Returns the head of a post with a large body.
+fn head_of_post(token: &str) -> String {
+    format!(
+        "POST /v1/channels/general/messages HTTP/1.1\r\nhost: relay\r\nauthorization: Bearer {token}\r\n\
+         content-type: application/json\r\ncontent-length: {BODY_BYTES}\r\n\r\n",
+    )
+}
+
 /// A change whose body never ends must not be answered: it might be repeated.
-#[tokio::test]
-async fn a_body_that_arrives_byte_by_byte_ends_with_its_request() -> Result<()> {
-    let gateway = &shared().await.gateways[0];
-    let key = Api::create_workspace(gateway, "dribble").await?;
+async fn dribble_body(key: &Api) -> Result<()> {
     let ann = key.register_agent("ann").await?;
-    let mut client = TcpClient::connect(gateway).await?;
-    let head = format!(
-        "POST /v1/channels/general/messages HTTP/1.1\r\nhost: relay\r\nauthorization: Bearer {}\r\n\
-         content-type: application/json\r\ncontent-length: 100000\r\n\r\n",
-        ann.token
-    );
-    client.send(head.as_bytes()).await?;
+    let mut client = TcpClient::connect(key.base()).await?;
+    client.send(head_of_post(&ann.token).as_bytes()).await?;
     let answer = client.dribble(SECOND / 2, REQUEST_TIMEOUT + CLOSED_WITHIN).await?;
     ensure!(answer.is_empty(), "answered {}", String::from_utf8_lossy(&answer));
+    Ok(())
+}
+
+/// Builds a text frame of a client with an empty mask, of which `sent` begins a text of `length` bytes.
+fn text_frame(sent: &str, length: u16) -> Vec<u8> {
+    let mut frame = vec![0x81, 0xFE];
+    frame.extend(length.to_be_bytes());
+    frame.extend([0; 4]);
+    frame.extend(sent.as_bytes());
+    frame
+}
+
+/// A frame beyond what is read without memory has the time of a request.
+async fn dribble_frame(key: &Api) -> Result<()> {
+    let node = node(key, "dribble").await?;
+    let header = [format!("authorization: Bearer {}", node.token)];
+    let (mut client, head) = TcpClient::upgrade(key.base(), "/v1/node/ws", &header).await?;
+    ensure!(head.status == 101, "{head:?}");
+    let register = json!({
+        "v": 1, "type": "node.register", "id": "1", "node_id": node.node_id, "name": node.name, "capabilities": [],
+        "max_agents": 0, "tags": [], "version": "test/1",
+    })
+    .to_string();
+    client.send(&text_frame(&register, u16::try_from(register.len())?)).await?;
+    client.send(&text_frame(&"x".repeat(20_000), 60_000)).await?;
+    let answer = client.dribble(SECOND / 2, REQUEST_TIMEOUT + CLOSED_WITHIN).await?;
+    let close = [&1013_u16.to_be_bytes()[..], b"frame took too long"].concat();
+    ensure!(answer.ends_with(&close), "{}", String::from_utf8_lossy(&answer));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_body_or_a_frame_that_arrives_byte_by_byte_ends_after_the_time_of_a_request() -> Result<()> {
+    let key = Api::create_workspace(&shared().await.gateways[0], "dribble").await?;
+    tokio::try_join!(dribble_body(&key), dribble_frame(&key)).map(drop)
+}
+
+/// Requests in progress that a family of workspaces may have in this test.
+const REQUESTS: usize = 4;
+
+#[tokio::test]
+async fn a_family_has_a_share_of_the_requests_in_progress() -> Result<()> {
+    let stack = Stack::builder()
+        .gateways(1)
+        .worker(false)
+        .env("RELAY_MAX_CONNECTIONS_PER_WORKSPACE", REQUESTS.to_string())
+        .start()
+        .await?;
+    let gateway = stack.gateway(0).url();
+    let key = Api::create_workspace(gateway, "greedy").await?.without_retries();
+    let child = key.post("/v1/workspaces", json!({ "name": "child" })).await?.success()?;
+    let child = key.with_token(child["api_key"].as_str().context("a key")?).without_retries();
+    let other = Api::create_workspace(gateway, "other").await?.without_retries();
+    // Each of a token of its own, whose body does not come.
+    let mut agents = Vec::new();
+    for (nth, member) in [&key, &child].into_iter().cycle().take(REQUESTS).enumerate() {
+        agents.push(member.register_agent(&format!("agent-{nth}")).await?);
+    }
+    let mut requests = Vec::new();
+    for agent in &agents {
+        let mut client = TcpClient::connect(gateway).await?;
+        client.send(head_of_post(&agent.token).as_bytes()).await?;
+        requests.push(client);
+    }
+    wait::until("the requests to be in progress", CLOSED_WITHIN, || async {
+        let held = stack.gateway(0).metric("relay_body_bytes").await;
+        held.is_ok_and(|held| held >= (REQUESTS * BODY_BYTES) as f64)
+    })
+    .await;
+    for member in [&key, &child, &key.as_agent(&agents[0]).without_retries()] {
+        let refused = member.get("/v1/agents").await?.refused(503, "too_many_connections")?;
+        ensure!(refused.headers.get("retry-after").is_some_and(|after| after == "1"), "{:?}", refused.headers);
+    }
+    other.get("/v1/agents").await?.success()?;
+    ensure!(stack.gateway(0).metric("relay_connections_refused_total").await? >= 1.0, "counted");
+    drop(requests.pop());
+    wait::until("the place of an aborted request", CLOSED_WITHIN, || async {
+        child.get("/v1/agents").await.is_ok_and(|reply| reply.is_success())
+    })
+    .await;
     Ok(())
 }
 

@@ -16,6 +16,7 @@ mod names;
 mod nats;
 mod notices;
 mod observer_tokens;
+mod observers;
 mod plans;
 mod revocation;
 mod schemas;
