@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use chrono::{DateTime, TimeDelta, Utc};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use relay_domain::WorkspaceScope;
+use relay_domain::workspaces::family::FamilyId;
 use relay_egress::{Answer, CallOptions, Client, Failure, Target, Tenant};
 use tracing::{Instrument as _, Span};
 
@@ -16,10 +16,11 @@ pub(crate) struct HttpCall {
     pub(crate) body: Bytes,
 }
 
-/// Makes one call for a workspace, as a child of the trace in `traceparent`, if there is one, under the span that `make_span` creates.
+/// Makes one call for a tenant, as a child of the trace in `traceparent`, if there is one, under the span that
+/// `make_span` creates.
 pub(crate) async fn post(
     client: &Client,
-    scope: WorkspaceScope,
+    family: FamilyId,
     target: &Target,
     call: HttpCall,
     traceparent: Option<&str>,
@@ -28,7 +29,7 @@ pub(crate) async fn post(
     let span = relay_trace::child_span(traceparent, make_span);
     let HttpCall { mut headers, body } = call;
     relay_trace::insert_traceparent(&mut headers, span.as_ref(), traceparent);
-    let options = CallOptions { tenant: Tenant(scope.workspace_id().get()), ..CallOptions::default() };
+    let options = CallOptions { tenant: Tenant(family.root().get()), ..CallOptions::default() };
     let post = client.post(target, headers, body, options);
     post.instrument(span.unwrap_or_else(Span::none)).await
 }

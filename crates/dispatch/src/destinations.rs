@@ -1,7 +1,8 @@
-//! Limits of what one workspace sends to one host, by http_push and subscriptions together. Main type:
+//! Limits of what one tenant sends to one host, by http_push and subscriptions together. Main type:
 //! [`Destinations`], one per worker; both dispatchers reserve their calls there.
 //!
 //! One message may match a thousand subscriptions or recipients, all of them at the same host, which has not been asked.
+//! A tenant is a family of workspaces: child workspaces do not multiply its limits.
 
 use std::{
     sync::{
@@ -11,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use relay_domain::{WorkspaceScope, metric_names};
+use relay_domain::{metric_names, workspaces::family::FamilyId};
 use tokio::time::Instant;
 
 /// Calls of this time may leave at once after a pause.
@@ -20,9 +21,9 @@ const BURST: Duration = Duration::from_secs(1);
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(2);
 /// Upper bound of the pause of a call whose turn is later.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// Hosts' worth of calls that a workspace has in all. Names cost nothing, and many may lead to one victim.
-const HOSTS_PER_WORKSPACE: u32 = 4;
-/// Key of the calls to all hosts of a workspace.
+/// Hosts' worth of calls that a family has in all. Names cost nothing, and many may lead to one victim.
+const HOSTS_PER_FAMILY: u32 = 4;
+/// Key of the calls to all hosts of a family.
 const ALL_HOSTS: &str = "";
 /// An unused pace has no debts after this long.
 const IDLE: Duration = Duration::from_secs(600);
@@ -31,8 +32,8 @@ const MAX_REMEMBERED: u64 = 100_000;
 /// Limits of a worker's calls to one host.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DestinationConfig {
-    /// Maximum number of calls per second of one workspace to one host, from all workers together; to all hosts, four
-    /// times as many.
+    /// Maximum number of calls per second of one workspace and its children to one host, from all workers together; to
+    /// all hosts, four times as many.
     #[arg(long = "destination-call-rate", env = "RELAY_DESTINATION_CALL_RATE", default_value_t = 1000,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub call_rate: u32,
@@ -42,13 +43,13 @@ pub struct DestinationConfig {
     pub byte_rate: u64,
 }
 
-/// Calls of all workspaces to their hosts. All workers have an equal share of each limit.
+/// Calls of all tenants to their hosts. All workers have an equal share of each limit.
 #[derive(Debug)]
 pub struct Destinations {
     config: DestinationConfig,
     /// Number of live workers, including this one.
     workers: AtomicU32,
-    paces: moka::sync::Cache<(WorkspaceScope, String), Arc<Mutex<Pace>>>,
+    paces: moka::sync::Cache<(FamilyId, String), Arc<Mutex<Pace>>>,
 }
 
 impl Destinations {
@@ -66,8 +67,8 @@ impl Destinations {
 
     /// Waits for the turn of a call with a body of `bytes`, for [`MAX_WAIT`] at most. The error is the pause after which
     /// its turn is expected: nothing is reserved then.
-    pub(crate) async fn wait_for_turn(&self, scope: WorkspaceScope, host: &str, bytes: usize) -> Result<(), Duration> {
-        let wait = self.reserve(scope, host, bytes, MAX_WAIT)?;
+    pub(crate) async fn wait_for_turn(&self, family: FamilyId, host: &str, bytes: usize) -> Result<(), Duration> {
+        let wait = self.reserve(family, host, bytes, MAX_WAIT)?;
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
@@ -77,12 +78,12 @@ impl Destinations {
     /// Reserves a call if it may leave after `max_wait` at most, and returns the wait.
     pub(crate) fn reserve(
         &self,
-        scope: WorkspaceScope,
+        family: FamilyId,
         host: &str,
         bytes: usize,
         max_wait: Duration,
     ) -> Result<Duration, Duration> {
-        let (host, all) = (self.pace(scope, host), self.pace(scope, ALL_HOSTS));
+        let (host, all) = (self.pace(family, host), self.pace(family, ALL_HOSTS));
         // Always locked in this order.
         let mut host = host.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,15 +92,15 @@ impl Destinations {
         let wait = host.wait(now).max(all.wait(now));
         if wait > max_wait {
             metrics::counter!(metric_names::DESTINATION_DEFERRALS).increment(1);
-            return Err(host.defer(now, cost).max(all.defer(now, cost / HOSTS_PER_WORKSPACE)).min(MAX_PAUSE));
+            return Err(host.defer(now, cost).max(all.defer(now, cost / HOSTS_PER_FAMILY)).min(MAX_PAUSE));
         }
         host.take(now, cost);
-        all.take(now, cost / HOSTS_PER_WORKSPACE);
+        all.take(now, cost / HOSTS_PER_FAMILY);
         Ok(wait)
     }
 
-    fn pace(&self, scope: WorkspaceScope, host: &str) -> Arc<Mutex<Pace>> {
-        self.paces.get_with((scope, host.to_owned()), || Arc::new(Mutex::new(Pace::new(Instant::now()))))
+    fn pace(&self, family: FamilyId, host: &str) -> Arc<Mutex<Pace>> {
+        self.paces.get_with((family, host.to_owned()), || Arc::new(Mutex::new(Pace::new(Instant::now()))))
     }
 
     /// Returns the time that one call takes of its host's. Calls and bytes share one account: the larger part counts.
@@ -149,8 +150,8 @@ mod tests {
 
     const KIB: usize = 1024;
 
-    fn scope(id: i64) -> WorkspaceScope {
-        WorkspaceScope::from_engine_row(relay_domain::WorkspaceId::new(id))
+    fn family(id: i64) -> FamilyId {
+        FamilyId::of_workspace(relay_domain::WorkspaceId::new(id), None)
     }
 
     fn destinations(call_rate: u32, byte_rate: u64) -> Destinations {
@@ -162,7 +163,7 @@ mod tests {
         let end = Instant::now() + Duration::from_secs(10);
         let mut calls = 0;
         while Instant::now() < end {
-            match destinations.wait_for_turn(scope(1), host, bytes).await {
+            match destinations.wait_for_turn(family(1), host, bytes).await {
                 Ok(()) => calls += 1,
                 Err(pause) => tokio::time::sleep(pause).await,
             }
@@ -188,20 +189,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn hosts_and_workspaces_wait_for_themselves_only() {
+    async fn hosts_and_families_wait_for_themselves_only() {
         let destinations = destinations(1, 1024 * KIB as u64);
-        let reserve = |id: i64, host: &str| destinations.reserve(scope(id), host, 0, Duration::ZERO);
+        let reserve = |id: i64, host: &str| destinations.reserve(family(id), host, 0, Duration::ZERO);
         assert_eq!((reserve(1, "a"), reserve(1, "a")), (Ok(Duration::ZERO), Ok(Duration::ZERO)));
         assert!(reserve(1, "a").is_err());
         assert_eq!((reserve(1, "b"), reserve(2, "a")), (Ok(Duration::ZERO), Ok(Duration::ZERO)));
         let names = (0..100).filter(|name| reserve(3, &name.to_string()).is_ok()).count();
-        assert!(names <= 8, "{names} names of one workspace");
+        assert!(names <= 8, "{names} names of one family");
     }
 
     #[tokio::test(start_paused = true)]
     async fn deferred_calls_come_back_one_after_the_other() {
         let destinations = destinations(1, 1024 * KIB as u64);
-        let reserve = || destinations.reserve(scope(1), "a", 0, Duration::ZERO);
+        let reserve = || destinations.reserve(family(1), "a", 0, Duration::ZERO);
         while reserve().is_ok() {}
         let pauses: Vec<_> = (0..3).filter_map(|_| reserve().err()).map(|pause| pause.as_secs()).collect();
         assert_eq!(pauses, [2, 3, 4]);

@@ -142,7 +142,7 @@ async fn send_call(
         Route::NoProxy => return Err(CallError::NoProxy),
         Route::Refused(refusal) => return Err(CallError::Failure((*refusal).into())),
     };
-    let posted = call::post(pusher.storage.client(), endpoint.scope, target, call, traceparent, span);
+    let posted = call::post(pusher.storage.client(), endpoint.family, target, call, traceparent, span);
     posted.await.map_err(CallError::Failure)
 }
 

@@ -1,7 +1,7 @@
 //! Endpoints of http_push nodes: their settings, limits and health.
 //!
-//! Each has its own slots, rate and breaker, so that a hanging one delays no other. A workspace may take an eighth of
-//! all slots. The slots and the rate of an endpoint are for all workers: each has an equal share.
+//! Each has its own slots, rate and breaker, so that a hanging one delays no other. A tenant (a family of workspaces)
+//! may take an eighth of all slots. The slots and the rate of an endpoint are for all workers: each has an equal share.
 
 use std::{
     num::NonZeroU32,
@@ -21,6 +21,7 @@ use relay_domain::{
         endpoint::{EndpointHealth, EndpointReport},
         settings::{EndpointAuth, EndpointSecrets, EndpointSettings},
     },
+    workspaces::family::FamilyId,
 };
 use relay_egress::{Refusal, Target};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -46,6 +47,8 @@ type Key = (WorkspaceScope, NodeId);
 pub(super) struct Endpoint {
     pub(super) scope: WorkspaceScope,
     pub(super) node_id: NodeId,
+    /// Tenant that its calls count for.
+    pub(super) family: FamilyId,
     /// Original URL, for the proxy's header.
     pub(super) url: String,
     /// Host of that URL, also if the calls go through a proxy. `None` for one that is refused.
@@ -58,8 +61,7 @@ pub(super) struct Endpoint {
     pub(super) auth: EndpointAuth,
     pub(super) secrets: EndpointSecrets,
     state: Arc<EndpointState>,
-    /// The slots of its workspace.
-    workspace: Arc<Semaphore>,
+    family_slots: Arc<Semaphore>,
 }
 
 /// Target of an endpoint's calls. The static part of its URL was checked; that check depends only on settings that stay
@@ -100,11 +102,11 @@ pub(super) struct Endpoints {
     workers: AtomicUsize,
     /// Keyed by the number of workers that share an endpoint: when it changes, calls in progress keep their slots.
     states: moka::sync::Cache<(Key, usize), Arc<EndpointState>>,
-    workspaces: moka::sync::Cache<WorkspaceScope, Arc<Semaphore>>,
+    families: moka::sync::Cache<FamilyId, Arc<Semaphore>>,
     all: Arc<Semaphore>,
     destinations: Arc<Destinations>,
     endpoint_concurrency: usize,
-    workspace_concurrency: usize,
+    family_concurrency: usize,
     rate: Quota,
     proxy: Option<(String, Option<String>)>,
 }
@@ -119,11 +121,11 @@ impl Endpoints {
             changes: AtomicU64::new(0),
             workers: AtomicUsize::new(1),
             states: moka::sync::Cache::builder().max_capacity(MAX_REMEMBERED).time_to_idle(STATE_IDLE).build(),
-            workspaces: moka::sync::Cache::builder().max_capacity(MAX_REMEMBERED).time_to_idle(STATE_IDLE).build(),
+            families: moka::sync::Cache::builder().max_capacity(MAX_REMEMBERED).time_to_idle(STATE_IDLE).build(),
             all: Arc::new(Semaphore::new(concurrency)),
             destinations,
             endpoint_concurrency,
-            workspace_concurrency: workspace_share(concurrency, endpoint_concurrency),
+            family_concurrency: family_share(concurrency, endpoint_concurrency),
             rate: Quota::per_second(NonZeroU32::new(config.endpoint_rate).unwrap_or(NonZeroU32::MIN)),
             proxy: config.proxy_url.clone().map(|url| (url, config.proxy_auth.clone())),
         }
@@ -138,7 +140,7 @@ impl Endpoints {
         // Before the read: a change after this load makes the entry invalid.
         let changes = self.changes.load(Relaxed);
         let Some(row) = self.storage.endpoint(scope, node).await? else { return Ok(None) };
-        let (settings, secrets) = (row.settings, row.secrets);
+        let (family, settings, secrets) = (row.family, row.settings, row.secrets);
         let workers = self.workers.load(Relaxed);
         let state = self.states.get_with((key.clone(), workers), || {
             Arc::new(EndpointState {
@@ -149,9 +151,10 @@ impl Endpoints {
         });
         *state.health.lock().unwrap_or_else(PoisonError::into_inner) = row.health;
         let (host, route) = self.route(&settings);
-        let workspace = self.workspaces.get_with(scope, || Arc::new(Semaphore::new(self.workspace_concurrency)));
+        let family_slots = self.families.get_with(family, || Arc::new(Semaphore::new(self.family_concurrency)));
         let endpoint = Arc::new(Endpoint {
             scope,
+            family,
             host,
             route,
             node_id: node.clone(),
@@ -162,7 +165,7 @@ impl Endpoints {
             auth: settings.auth,
             secrets,
             state,
-            workspace,
+            family_slots,
         });
         self.known.insert(key.clone(), Arc::clone(&endpoint));
         // The node may have changed between the read and the insert.
@@ -233,14 +236,14 @@ impl Endpoints {
         }
         state.rate.until_ready().await;
         if let Some(host) = &endpoint.host
-            && let Err(pause) = self.destinations.wait_for_turn(endpoint.scope, host, bytes).await
+            && let Err(pause) = self.destinations.wait_for_turn(endpoint.family, host, bytes).await
         {
             return Ok(Err(call::after(self.storage.now(), pause)));
         }
-        let Some(workspace) = wait_for_slot(&endpoint.workspace, CROWDED_CHECK_EVERY, &is_crowded).await else {
+        let Some(of_family) = wait_for_slot(&endpoint.family_slots, CROWDED_CHECK_EVERY, &is_crowded).await else {
             return crowded_out();
         };
-        let pass = CallPermit { _slots: [own, workspace, acquire_slot(&self.all).await] };
+        let pass = CallPermit { _slots: [own, of_family, acquire_slot(&self.all).await] };
         // Last: the probe of an open breaker must be made by the worker that claims it.
         Ok(self.check_breaker(endpoint).await?.map_or(Ok(pass), Err))
     }
@@ -249,11 +252,11 @@ impl Endpoints {
     pub(super) async fn try_acquire_permit(&self, endpoint: &Endpoint) -> Option<CallPermit> {
         let at_once = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
         let state = &endpoint.state;
-        let slots = [at_once(&state.slots)?, at_once(&endpoint.workspace)?, at_once(&self.all)?];
+        let slots = [at_once(&state.slots)?, at_once(&endpoint.family_slots)?, at_once(&self.all)?];
         state.rate.check().ok()?;
         if let Some(host) = &endpoint.host {
             // Events without a delivery are small.
-            self.destinations.reserve(endpoint.scope, host, 0, Duration::ZERO).ok()?;
+            self.destinations.reserve(endpoint.family, host, 0, Duration::ZERO).ok()?;
         }
         let shut = self.check_breaker(endpoint).await.ok()?;
         shut.is_none().then_some(CallPermit { _slots: slots })
@@ -307,8 +310,8 @@ impl Endpoints {
     }
 }
 
-/// Share of a workspace in all slots: an eighth, or as much as one endpoint may have; never more than half.
-fn workspace_share(concurrency: usize, endpoint_concurrency: usize) -> usize {
+/// Share of a family in all slots: an eighth, or as much as one endpoint may have; never more than half.
+fn family_share(concurrency: usize, endpoint_concurrency: usize) -> usize {
     (concurrency / 8).max(endpoint_concurrency.min(concurrency / 2)).max(1)
 }
 
@@ -344,12 +347,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workspace_share_is_an_eighth_with_room_for_one_endpoint() {
+    fn family_share_is_an_eighth_with_room_for_one_endpoint() {
         for (concurrency, endpoint_concurrency, expected) in
             [(1024, 16, 128), (1024, 200, 200), (1024, 1024, 512), (64, 16, 16), (16, 2, 2), (16, 16, 8), (1, 16, 1)]
         {
             assert_eq!(
-                workspace_share(concurrency, endpoint_concurrency),
+                family_share(concurrency, endpoint_concurrency),
                 expected,
                 "{concurrency} {endpoint_concurrency}"
             );

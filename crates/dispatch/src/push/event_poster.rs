@@ -29,7 +29,7 @@ use super::{
 const AGENTS_TTL: Duration = Duration::from_secs(5);
 const MAX_WORKSPACES: u64 = 100_000;
 /// Bound of the events in progress; further ones are dropped. None waits for an endpoint; its calls take slots of its
-/// workspace.
+/// tenant.
 const MAX_CONCURRENT_EVENTS: usize = 1024;
 const MAX_CONCURRENT_NODES: usize = 64;
 

@@ -464,8 +464,7 @@ impl PageRun<'_> {
             Ok(Err(until)) => return RowResult::NotBefore(until),
             Err(_) => return RowResult::NotBefore(pusher.storage.now() + chrono::Duration::seconds(1)),
         };
-        let _memory =
-            pusher.calls.reserve(mailbox.scope.workspace_id(), request::approximate_bytes(&row.delivery)).await;
+        let _memory = pusher.calls.reserve(endpoint.family, bytes).await;
         // These waits may have been long.
         let is_stale =
             pusher.epoch(self.served) != self.epoch || !pusher.lease.covers_attempt() || pusher.stop.is_cancelled();

@@ -26,11 +26,12 @@ use std::{
 
 use futures::{FutureExt as _, StreamExt as _, stream::BoxStream};
 use relay_domain::{
-    NodeId, WorkspaceId,
+    NodeId,
     push::{
         ATTEMPT_TIMEOUT,
         mailbox::{LeasedMailbox, MailboxKey},
     },
+    workspaces::family::FamilyId,
 };
 use relay_tasks::{TaskSet, byte_budget::ByteBudget, isolate};
 use tokio::{sync::Notify, task::JoinSet, time::Instant};
@@ -70,7 +71,7 @@ pub struct PushDispatcher {
     recorder: Recorder,
     event_poster: EventPoster,
     /// Memory for the bodies of requests.
-    calls: ByteBudget<WorkspaceId>,
+    calls: ByteBudget<FamilyId>,
     stop: CancellationToken,
 }
 

@@ -14,6 +14,7 @@ use relay_domain::{
         mailbox::{LeasedMailbox, MailboxKey, MailboxRelease, PushPage},
         settings::{EndpointSecrets, EndpointSettings},
     },
+    workspaces::family::FamilyId,
 };
 use relay_tasks::byte_budget::ByteLease;
 use serde_json::Value;
@@ -42,7 +43,7 @@ pub trait PushQueue: Send + Sync + 'static {
     /// Releases all mailboxes and ends the lease.
     async fn retire(&self) -> QueueResult<()>;
 
-    /// Claims due mailboxes, at most `limit`, fairly between workspaces.
+    /// Claims due mailboxes, at most `limit`, fairly between families of workspaces.
     async fn claim_due(&self, limit: i64) -> QueueResult<Vec<LeasedMailbox>>;
     /// Claims those of these mailboxes that no worker has.
     async fn claim(&self, mailboxes: &[MailboxKey]) -> QueueResult<Vec<LeasedMailbox>>;
@@ -50,9 +51,9 @@ pub trait PushQueue: Send + Sync + 'static {
     async fn release(&self, release: &MailboxRelease) -> QueueResult<()>;
     /// Reads one page of each mailbox above a position, in the order given. `None` where memory does not suffice now.
     async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> QueueResult<Vec<Option<HeldPage>>>;
-    /// Records attempts with their effects. Returns the mailboxes that belong to other workers by now.
     /// Notes that this delivery is sent, whatever becomes of the attempt and its record.
     fn note_sent(&self, mailbox: &LeasedMailbox, seq: Seq);
+    /// Records attempts with their effects. Returns the mailboxes that belong to other workers by now.
     async fn record(&self, attempts: &[PushAttempt], pass: RecordingPass) -> QueueResult<HashSet<MailboxKey>>;
     /// Makes the overdue deliveries of a mailbox dead letters.
     async fn expire(&self, mailbox: MailboxKey) -> QueueResult<()>;
@@ -81,6 +82,8 @@ pub struct HeldPage {
 /// Endpoint of a node, with the health that all workers have reported.
 #[derive(Debug)]
 pub struct EndpointRecord {
+    /// Tenant that its calls count for.
+    pub family: FamilyId,
     pub settings: EndpointSettings,
     pub secrets: EndpointSecrets,
     pub health: EndpointHealth,

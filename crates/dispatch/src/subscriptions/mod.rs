@@ -26,8 +26,8 @@ use crate::{QueueResult, destinations::Destinations};
 const SLOTS: usize = 64;
 /// Slots of failing subscriptions, in addition: a hanging endpoint occupies one for 10 s.
 const FAILING_SLOTS: usize = 16;
-/// Bound per workspace, so that one tenant cannot take all slots.
-const MAX_PER_WORKSPACE: i64 = 16;
+/// One tenant (a family of workspaces) may take one part in so many of the slots of either kind.
+const SHARES: usize = 4;
 /// A call takes 10 s at most and waits 2 s for its turn; the lease is renewed after each.
 const LEASE: Duration = Duration::from_secs(15);
 /// Interval at which workspaces with subscriptions to single deliveries are marked as watched. The mark lasts 10 min.
@@ -77,7 +77,9 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
     pub async fn serve_due(&self) -> QueueResult<Round> {
         self.watch().await?;
         let mut round = Round { claimed: 0, lag: self.queue.lag().await? };
-        for (health, slots) in [(ClaimedHealth::Healthy, &self.slots), (ClaimedHealth::Failing, &self.failing_slots)] {
+        for (health, slots, all) in
+            [(ClaimedHealth::Healthy, &self.slots, SLOTS), (ClaimedHealth::Failing, &self.failing_slots, FAILING_SLOTS)]
+        {
             let free = i64::try_from(slots.available_permits()).unwrap_or(0);
             if free == 0 {
                 continue;
@@ -87,7 +89,7 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
                 health,
                 failing_from: PROBE_FAILURES,
                 limit: free,
-                per_workspace: MAX_PER_WORKSPACE,
+                per_family: i64::try_from(all / SHARES).unwrap_or(i64::MAX),
                 lease: LEASE,
             };
             for leased in self.queue.claim(claim).await? {

@@ -5,12 +5,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    SubscriptionId, WorkspaceScope,
+    SubscriptionId,
     subscriptions::{
         DisabledReason, SignatureScheme,
         dispatch::{CallAttempt, PendingCall, SubscriptionClaim},
         secrets::SubscriptionSecrets,
     },
+    workspaces::family::FamilyId,
 };
 use relay_tasks::byte_budget::ByteLease;
 
@@ -65,7 +66,8 @@ pub trait SubscriptionQueue: Send + Sync + 'static {
 /// Subscription that this worker holds.
 #[derive(Debug)]
 pub struct LeasedSubscription<L> {
-    pub scope: WorkspaceScope,
+    /// Tenant that its calls count for.
+    pub family: FamilyId,
     pub id: SubscriptionId,
     pub url: String,
     /// `None` for a subscription without a signing secret.

@@ -106,7 +106,7 @@ async fn attempt_call<Q: SubscriptionQueue>(
 ) -> QueueResult<NextStep> {
     let posted = match queue.client().policy().check_url(&leased.url) {
         Ok(target) => {
-            if let Err(pause) = destinations.wait_for_turn(leased.scope, target.host(), pending.body.len()).await {
+            if let Err(pause) = destinations.wait_for_turn(leased.family, target.host(), pending.body.len()).await {
                 return Ok(NextStep::Defer(pause));
             }
             let request = request(leased.signature_scheme, secrets, &mut pending, queue.now());
@@ -117,7 +117,7 @@ async fn attempt_call<Q: SubscriptionQueue>(
                     event.kind = pending.event_kind
                 )
             };
-            call::post(queue.client(), leased.scope, &target, request, pending.traceparent.as_deref(), span).await
+            call::post(queue.client(), leased.family, &target, request, pending.traceparent.as_deref(), span).await
         }
         Err(refusal) => Err(refusal.into()),
     };

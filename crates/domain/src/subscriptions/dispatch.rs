@@ -29,8 +29,8 @@ pub struct SubscriptionClaim<'a> {
     pub failing_from: i32,
     /// Number of subscriptions at most.
     pub limit: i64,
-    /// Maximum number of subscriptions of one workspace, including those that the owner holds already.
-    pub per_workspace: i64,
+    /// Maximum number of subscriptions of one family of workspaces, including those that the owner holds already.
+    pub per_family: i64,
     /// Duration of the lease.
     pub lease: Duration,
 }

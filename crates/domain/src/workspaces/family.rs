@@ -16,6 +16,12 @@ impl FamilyId {
             None => Self(workspace),
         }
     }
+
+    /// Returns the workspace that answers for the family.
+    #[must_use]
+    pub const fn root(self) -> WorkspaceId {
+        self.0
+    }
 }
 
 #[cfg(test)]
@@ -27,6 +33,7 @@ mod tests {
         let (root, child, other) = (WorkspaceId::new(1), WorkspaceId::new(2), WorkspaceId::new(3));
         let family = FamilyId::of_workspace(root, None);
         assert_eq!(FamilyId::of_workspace(child, Some(root)), family);
+        assert_eq!(family.root(), root);
         assert_ne!(FamilyId::of_workspace(other, None), family);
     }
 }

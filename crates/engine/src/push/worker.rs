@@ -54,6 +54,8 @@ pub struct HeldPage {
 /// Endpoint of an http_push node.
 #[derive(Debug)]
 pub struct PushEndpoint {
+    /// Tenant that its calls count for.
+    pub family: FamilyId,
     pub settings: EndpointSettings,
     /// They suffice for the authentication of the settings.
     pub secrets: EndpointSecrets,
@@ -101,7 +103,7 @@ impl PushWorker {
         Ok(self.core.store.retire_push_worker(self.id).await?)
     }
 
-    /// Claims due mailboxes, at most `limit`, fairly between workspaces.
+    /// Claims due mailboxes, at most `limit`, fairly between families of workspaces.
     pub async fn claim_due(&self, limit: i64) -> EngineResult<Vec<LeasedMailbox>> {
         Ok(self.core.store.claim_due_mailboxes(self.id, limit).await?)
     }
@@ -173,7 +175,8 @@ impl PushWorker {
         if !secrets.suffice_for(&row.settings.auth) {
             return Err(EngineError::Internal(Fault::EndpointSecretUnusable));
         }
-        Ok(Some(PushEndpoint { settings: row.settings, secrets, health: row.health }))
+        let family = self.core.family(scope).await;
+        Ok(Some(PushEndpoint { family, settings: row.settings, secrets, health: row.health }))
     }
 
     /// Claims the one call that probes an endpoint after the breaker's open period.

@@ -12,6 +12,7 @@ use relay_domain::{
         dispatch::{CallAttempt, PendingCall, SubscriptionClaim},
         secrets::SubscriptionSecrets,
     },
+    workspaces::family::FamilyId,
 };
 pub use relay_store::subscriptions::dispatch::LeasedSubscription as Lease;
 use relay_store::subscriptions::dispatch::MatchedEvent;
@@ -33,6 +34,8 @@ const WATCHED_AT_ONCE: i64 = 1000;
 #[derive(Debug)]
 pub struct LeasedSubscription {
     pub lease: Lease,
+    /// Tenant that its calls count for.
+    pub family: FamilyId,
     /// `None` when they cannot be decrypted here, or do not suffice for the signature scheme.
     pub secrets: Option<SubscriptionSecrets>,
 }
@@ -74,10 +77,16 @@ impl Subscriptions {
         for error in &claimed.corrupt {
             tracing::error!(error = error as &dyn std::error::Error, "a subscription is corrupt, skipping it");
         }
-        Ok(claimed.leased.into_iter().map(|lease| self.with_secrets(lease)).collect())
+        let mut leased = Vec::with_capacity(claimed.leased.len());
+        for lease in claimed.leased {
+            let family = self.core.family(lease.scope).await;
+            leased.push(LeasedSubscription { family, secrets: self.usable_secrets(&lease), lease });
+        }
+        Ok(leased)
     }
 
-    fn with_secrets(&self, lease: Lease) -> LeasedSubscription {
+    /// Returns the secrets of a subscription if they can be decrypted here and suffice for its signature scheme.
+    fn usable_secrets(&self, lease: &Lease) -> Option<SubscriptionSecrets> {
         let opened = lease.secret.as_ref().map(|sealed| self.open_secrets(lease.scope, lease.id, sealed));
         let usable = opened.transpose().map(Option::unwrap_or_default).and_then(|secrets| {
             let suffice = secrets.suffice_for(lease.signature_scheme);
@@ -90,7 +99,7 @@ impl Subscriptions {
                 "secrets of a subscription cannot be used, trying again later"
             );
         }
-        LeasedSubscription { secrets: usable.ok(), lease }
+        usable.ok()
     }
 
     /// Matches the next events of the log and queues calls for them, in one statement with the new position.

@@ -96,19 +96,21 @@ macro_rules! claim {
     };
 }
 
-// Fair between workspaces: the first due mailbox of each comes before the second of any. Ordering all due rows by turn
-// would read the whole backlog, so only the oldest 8 * $2 take part.
+// Fair between families (a workspace and those created with its key): the first due mailbox of each comes before the
+// second of any. Ordering all due rows by turn would read the whole backlog, so only the oldest 8 * $2 take part.
 const CLAIM_DUE: &str = claim!(
     "$3",
     concat!(
         "SELECT p.workspace_id, p.agent_id
        FROM (SELECT workspace_id, agent_id,
-                    row_number() OVER (PARTITION BY workspace_id ORDER BY due_at) AS turn, due_at
+                    row_number() OVER (PARTITION BY coalesce(w.created_by, workspace_id) ORDER BY due_at) AS turn,
+                    due_at
                FROM (SELECT workspace_id, agent_id, due_at FROM push_mailboxes m
                       WHERE owner IS NULL AND due_at IS NOT NULL AND disabled_at IS NULL AND due_at <= relay_now()
                         AND NOT ",
         is_suspended!("m"),
         " ORDER BY due_at LIMIT 8 * $2) AS due
+               LEFT JOIN workspaces w USING (workspace_id)
               ORDER BY turn, due_at LIMIT $2) AS k
        JOIN push_mailboxes p USING (workspace_id, agent_id)
        JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
@@ -257,7 +259,7 @@ impl Store {
         Ok(())
     }
 
-    /// Claims mailboxes that are due, at most `limit`, fairly between workspaces.
+    /// Claims mailboxes that are due, at most `limit`, fairly between families of workspaces.
     pub async fn claim_due_mailboxes(&self, owner: PushWorkerId, limit: i64) -> StoreResult<Vec<LeasedMailbox>> {
         let doing = "claiming due mailboxes";
         let epoch = self.epoch(doing)?;

@@ -117,13 +117,15 @@ impl FromRow<'_, PgRow> for PendingCallRow {
 
 // A subscription is due when it is not blocked and has a pending delivery or an unmatched event. SKIP LOCKED: a row that
 // another worker is claiming is not waited for; the lease is checked again on the locked row, because `due` was read without
-// locks.
+// locks. Places are those of a family: a workspace and those created with its key.
 const CLAIM: &str = concat!(
     "
 WITH due AS (
-    SELECT s.workspace_id, s.subscription_id,
-           row_number() OVER (PARTITION BY s.workspace_id ORDER BY s.lease_until NULLS FIRST) AS nth
+    SELECT s.workspace_id, s.subscription_id, coalesce(w.created_by, s.workspace_id) AS family,
+           row_number() OVER (PARTITION BY coalesce(w.created_by, s.workspace_id)
+                              ORDER BY s.lease_until NULLS FIRST) AS nth
       FROM subscriptions s
+      LEFT JOIN workspaces w USING (workspace_id)
       LEFT JOIN event_heads h USING (workspace_id)
      WHERE s.is_active AND coalesce(s.lease_until < relay_now(), true) AND coalesce(s.blocked_until <= relay_now(), true)
        AND NOT ",
@@ -135,15 +137,16 @@ WITH due AS (
                         WHERE d.workspace_id = s.workspace_id AND d.subscription_id = s.subscription_id
                           AND d.status = 'pending'))
 ), held AS MATERIALIZED (
-    SELECT workspace_id, count(*) AS places
-      FROM subscriptions
-     WHERE lease_owner = $1 AND lease_until > relay_now() AND (failures >= $4) = $3
-     GROUP BY workspace_id
+    SELECT coalesce(w.created_by, s.workspace_id) AS family, count(*) AS places
+      FROM subscriptions s
+      LEFT JOIN workspaces w USING (workspace_id)
+     WHERE s.lease_owner = $1 AND s.lease_until > relay_now() AND (s.failures >= $4) = $3
+     GROUP BY 1
 ), claimed AS (
     SELECT s.workspace_id, s.subscription_id
       FROM subscriptions s
       JOIN due USING (workspace_id, subscription_id)
-      LEFT JOIN held USING (workspace_id)
+      LEFT JOIN held USING (family)
      WHERE due.nth <= $5 - coalesce(held.places, 0) AND coalesce(s.lease_until < relay_now(), true)
      ORDER BY s.lease_until NULLS FIRST LIMIT $2
        FOR UPDATE OF s SKIP LOCKED
@@ -216,7 +219,7 @@ impl Store {
             .bind(claim.limit)
             .bind(claim.health == ClaimedHealth::Failing)
             .bind(claim.failing_from)
-            .bind(claim.per_workspace)
+            .bind(claim.per_family)
             .bind(claim.lease.as_secs_f64())
             .fetch_all(&self.pool)
             .with_timeout()

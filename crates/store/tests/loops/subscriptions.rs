@@ -33,7 +33,7 @@ fn id(id: i64) -> SubscriptionDeliveryId {
 /// Claim of up to ten healthy subscriptions.
 fn claim_by(owner: &str) -> SubscriptionClaim<'_> {
     let health = ClaimedHealth::Healthy;
-    SubscriptionClaim { owner, health, failing_from: 5, limit: 10, per_workspace: 10, lease: LEASE }
+    SubscriptionClaim { owner, health, failing_from: 5, limit: 10, per_family: 10, lease: LEASE }
 }
 
 fn matched(db: &Database, event_seq: i64) -> MatchedEvent {
@@ -170,7 +170,7 @@ async fn one_workspace_does_not_take_all_places() {
     ))
     .await;
     let leased =
-        db.store.claim_subscriptions(SubscriptionClaim { per_workspace: 3, ..claim_by("one") }).await.unwrap().leased;
+        db.store.claim_subscriptions(SubscriptionClaim { per_family: 3, ..claim_by("one") }).await.unwrap().leased;
     let of_one = leased.iter().filter(|leased| leased.scope.workspace_id().get() == WORKSPACE).count();
     assert_eq!((leased.len(), of_one), (4, 3));
     db.run("UPDATE subscriptions SET failures = 5, failing_since = now() WHERE lease_until IS NULL").await;
@@ -188,7 +188,7 @@ async fn one_workspace_takes_no_more_places_by_being_claimed_more_often() {
     ))
     .await;
     let claim = |owner: &'static str| {
-        db.store.claim_subscriptions(SubscriptionClaim { limit: 64, per_workspace: 16, ..claim_by(owner) })
+        db.store.claim_subscriptions(SubscriptionClaim { limit: 64, per_family: 16, ..claim_by(owner) })
     };
     let served = claim("one").await.unwrap().leased;
     assert_eq!(served.len(), 16);
@@ -196,6 +196,28 @@ async fn one_workspace_takes_no_more_places_by_being_claimed_more_often() {
     assert_eq!(claim("other").await.unwrap().leased.len(), 16, "another worker has places of its own");
     db.store.release_subscription(&served[0], None).await.unwrap();
     assert_eq!(claim("one").await.unwrap().leased.len(), 1, "a place that is free again is taken");
+}
+
+#[tokio::test]
+async fn child_workspaces_have_the_places_of_their_root() {
+    let db = with_subscription().await;
+    db.run(&format!(
+        "INSERT INTO workspaces (workspace_id, name, created_at, created_by)
+         SELECT {WORKSPACE} + n, 'w' || n, now(), CASE WHEN n IN (1, 2) THEN {WORKSPACE} END
+           FROM generate_series(0, 3) AS n;
+         INSERT INTO subscriptions (workspace_id, subscription_id, events, url, created_at)
+         SELECT {WORKSPACE} + w, 10 + n, '{{*}}', 'https://127.0.0.1:9', now()
+           FROM generate_series(0, 3) AS w, generate_series(1, 9) AS n"
+    ))
+    .await;
+    let claim = || async {
+        let claim = SubscriptionClaim { limit: 64, per_family: 3, ..claim_by("one") };
+        let leased = db.store.claim_subscriptions(claim).await.unwrap().leased;
+        let of_family = leased.iter().filter(|leased| leased.scope.workspace_id().get() < WORKSPACE + 3).count();
+        (of_family, leased.len() - of_family)
+    };
+    assert_eq!(claim().await, (3, 3));
+    assert_eq!(claim().await, (0, 0), "those that are served count, whichever member has them");
 }
 
 #[tokio::test]

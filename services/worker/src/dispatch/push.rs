@@ -126,7 +126,11 @@ impl PushQueue for EnginePushQueue {
 
     async fn endpoint(&self, scope: WorkspaceScope, node: &NodeId) -> QueueResult<Option<EndpointRecord>> {
         let endpoint = self.worker.endpoint(scope, node).await.map_err(queue_error)?;
-        Ok(endpoint.map(|PushEndpoint { settings, secrets, health }| EndpointRecord { settings, secrets, health }))
+        let record = |endpoint: PushEndpoint| {
+            let PushEndpoint { family, settings, secrets, health } = endpoint;
+            EndpointRecord { family, settings, secrets, health }
+        };
+        Ok(endpoint.map(record))
     }
 
     async fn claim_probe(&self, scope: WorkspaceScope, node: &NodeId, ttl: Duration) -> QueueResult<bool> {

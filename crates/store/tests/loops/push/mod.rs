@@ -63,3 +63,24 @@ async fn the_sweep_removes_mailboxes_of_agents_that_moved_or_were_deleted_even_i
     assert_eq!(db.number("SELECT count(*) FROM push_mailboxes").await, 1);
     assert_eq!(db.number(left).await, 3, "the mailbox of the present agent stays, disabled");
 }
+
+#[tokio::test]
+async fn families_take_turns_with_due_mailboxes() {
+    let db = Database::fresh().await;
+    // Workspaces 1 to 4 of one family have been due longest, 5 is another tenant. Each has two mailboxes.
+    db.run(&format!(
+        "INSERT INTO workspaces (workspace_id, name, created_at, created_by)
+         SELECT n, 'w' || n, now(), CASE WHEN n BETWEEN 2 AND 4 THEN 1 END FROM generate_series(1, 5) AS n;
+         INSERT INTO agents (workspace_id, agent_id, name, node_id, created_at, last_seen_at)
+         SELECT w, a, 'agent-' || a, '{NODE}', now(), now() FROM generate_series(1, 5) AS w, generate_series(1, 2) AS a;
+         INSERT INTO push_mailboxes (workspace_id, agent_id, node_id, due_at)
+         SELECT w, a, '{NODE}', now() - make_interval(secs => 100 - w)
+           FROM generate_series(1, 5) AS w, generate_series(1, 2) AS a"
+    ))
+    .await;
+    let worker = PushWorkerId::new(1);
+    db.store.renew_push_worker(worker, Duration::from_secs(60)).await.unwrap();
+    let claimed = db.store.claim_due_mailboxes(worker, 4).await.unwrap();
+    let of_other = claimed.iter().filter(|mailbox| mailbox.scope.workspace_id().get() == 5).count();
+    assert_eq!((claimed.len(), of_other), (4, 2));
+}
