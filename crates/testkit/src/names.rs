@@ -54,6 +54,11 @@ impl NameServer {
     pub fn unanswered_names(&self) -> usize {
         self.silent.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
+
+    /// Forgets the names that were asked for so far. Those that are asked for again count again.
+    pub fn forget_unanswered_names(&self) {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
 }
 
 impl Drop for NameServer {

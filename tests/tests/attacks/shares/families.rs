@@ -9,8 +9,9 @@ use anyhow::{Context as _, Result, ensure};
 use futures::future::{join_all, try_join_all};
 use relay_acceptance::tcp_client::TcpClient;
 use relay_testkit::{client::Api, stack::Stack, wait};
-use serde_json::json;
 use sqlx::{Connection as _, PgConnection, PgPool};
+
+use super::create_family;
 
 /// Children of the attacker: as many as the smallest plan allows, and enough to take what four tenants may.
 const CHILDREN: usize = 3;
@@ -26,14 +27,8 @@ const WITHIN: Duration = Duration::from_secs(30);
 
 /// Creates a workspace and its children, a child of a child among them.
 async fn family(gateway: &str) -> Result<Vec<Api>> {
-    let mut members = vec![Api::create_workspace(gateway, "root").await?.without_retries()];
-    for nth in 0..CHILDREN {
-        let parent = &members[nth.saturating_sub(1)];
-        let made = parent.post("/v1/workspaces", json!({ "name": format!("child-{nth}") })).await?.success()?;
-        let child = parent.with_token(made["api_key"].as_str().context("a key")?);
-        members.push(child);
-    }
-    Ok(members)
+    let members = create_family(gateway, CHILDREN).await?;
+    Ok(members.iter().map(Api::without_retries).collect())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
