@@ -50,6 +50,13 @@ pub(super) struct Conditions {
     pub(super) is_crowded: bool,
 }
 
+impl Conditions {
+    /// Returns conditions under which nothing leaves.
+    pub(super) fn before_first_step(now: Instant) -> Self {
+        Self { now, unix_ms: 0, is_trusted: false, was_restored: false, room: Room::default(), is_crowded: false }
+    }
+}
+
 /// Effect of a step, performed by the task. Frames leave in the order of their effects.
 pub(super) enum Effect {
     Send(Utf8Bytes),

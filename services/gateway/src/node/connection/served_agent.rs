@@ -282,7 +282,7 @@ impl ServedAgent {
 mod tests {
     use relay_domain::{AgentId, NodeId, WorkspaceId, WorkspaceScope};
 
-    use super::{super::outbound::Room, *};
+    use super::*;
 
     /// Mailbox with rows up to 20.
     fn position(ack_floor: Seq) -> MailboxPosition {
@@ -322,14 +322,7 @@ mod tests {
                 held_since,
                 expires_at_ms,
             };
-            let conditions = Conditions {
-                now: held_since + held,
-                unix_ms,
-                is_trusted: true,
-                was_restored: false,
-                room: Room::default(),
-                is_crowded: false,
-            };
+            let conditions = Conditions { unix_ms, ..Conditions::before_first_step(held_since + held) };
             assert_eq!(frame.is_outdated(&conditions), expected, "{held:?}, {expires_at_ms:?} at {unix_ms}");
         }
     }

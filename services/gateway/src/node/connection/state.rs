@@ -28,7 +28,6 @@ use super::{
     effects::{Close, Conditions, Effect, Input},
     invocations::SentInvocations,
     jobs::{Job, JobResult, Read},
-    outbound::Room,
     pacing::Pacing,
     peer_liveness::{PeerLiveness, Silence},
     registration::declared_tags,
@@ -115,19 +114,11 @@ impl ConnectionState {
         now: Instant,
         registration_due: Instant,
     ) -> Self {
-        let conditions = Conditions {
-            now,
-            unix_ms: 0,
-            is_trusted: false,
-            was_restored: false,
-            room: Room::default(),
-            is_crowded: false,
-        };
         Self {
             node,
             is_direct,
             recovery_epoch,
-            conditions,
+            conditions: Conditions::before_first_step(now),
             effects: VecDeque::new(),
             started: now,
             binding: None,
