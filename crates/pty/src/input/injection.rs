@@ -9,6 +9,8 @@ use crate::InputModes;
 
 /// Bytes of a line that the kernel keeps in canonical mode, besides its line feed.
 const CANONICAL_LINE_BYTES: usize = 4095;
+/// Bytes of the longest character in UTF-8: a shorter piece of a line might hold none.
+const CHARACTER_BYTES: usize = 4;
 /// Replacement for a tab where it would be a key press.
 const TAB: &str = "    ";
 const PASTE_BEGIN: &str = "\x1b[200~";
@@ -23,6 +25,9 @@ pub struct Injection {
     pub lead: Option<LeadKeys>,
     /// The text. Its line feeds are typed as such.
     pub text: String,
+    /// Text in front of each further piece of a line that is too long for canonical mode, so that no piece of it passes
+    /// for a line of its own. Shorter than such a line.
+    pub continuation: &'static str,
     /// Use of bracketed paste for the text.
     pub paste: PasteStyle,
     /// Pause between text and Enter, for programs that would otherwise take Enter for a part of a paste. There is
@@ -56,6 +61,7 @@ impl Injection {
         Self {
             lead: None,
             text: text.into(),
+            continuation: "",
             paste: PasteStyle::WhenEnabled,
             enter_gap: Duration::from_millis(50),
             enter: Bytes::from_static(b"\r"),
@@ -75,7 +81,7 @@ impl Injection {
             self.text.replace('\t', TAB)
         };
         if modes.line.canonical {
-            steps.push(Step::Write(break_lines(&text)));
+            steps.push(Step::Write(break_lines(&text, self.continuation)));
         } else {
             steps.push(Step::Write(text.into()));
             steps.push(Step::Pause(self.enter_gap));
@@ -90,16 +96,18 @@ impl Injection {
     }
 }
 
-/// Breaks lines that are too long for canonical mode, between characters.
-fn break_lines(text: &str) -> Bytes {
-    let mut broken = BytesMut::with_capacity(text.len() + text.len() / CANONICAL_LINE_BYTES);
+/// Breaks lines that are too long for canonical mode, between characters. Further pieces begin with `continuation`.
+fn break_lines(text: &str, continuation: &str) -> Bytes {
+    let room_behind = CANONICAL_LINE_BYTES.saturating_sub(continuation.len()).max(CHARACTER_BYTES);
+    let mut broken = BytesMut::with_capacity(text.len() + text.len() / CANONICAL_LINE_BYTES * (1 + continuation.len()));
     for line in text.split_inclusive('\n') {
-        let mut rest = line;
-        while rest.trim_end_matches('\n').len() > CANONICAL_LINE_BYTES {
-            let (head, tail) = rest.split_at(rest.floor_char_boundary(CANONICAL_LINE_BYTES));
+        let (mut rest, mut room) = (line, CANONICAL_LINE_BYTES);
+        while rest.trim_end_matches('\n').len() > room {
+            let (head, tail) = rest.split_at(rest.floor_char_boundary(room));
             broken.extend_from_slice(head.as_bytes());
             broken.extend_from_slice(b"\n");
-            rest = tail;
+            broken.extend_from_slice(continuation.as_bytes());
+            (rest, room) = (tail, room_behind);
         }
         broken.extend_from_slice(rest.as_bytes());
     }
@@ -136,11 +144,26 @@ mod tests {
     #[test]
     fn long_lines_are_broken_between_characters_in_canonical_mode_only() {
         let text = format!("{}\n{}é{}", "a".repeat(4095), "b".repeat(4094), "c".repeat(5000));
-        let broken = break_lines(&text);
+        let broken = break_lines(&text, "");
         let lines: Vec<&str> = std::str::from_utf8(&broken).expect("whole characters").split('\n').collect();
         let lengths: Vec<usize> = lines.iter().map(|line| line.len()).collect();
         assert_eq!(lengths, [4095, 4094, 4095, 907]);
         assert_eq!(lines.concat(), text.replace('\n', ""));
         assert_eq!(Injection::new(text.clone()).steps(modes(false, false))[0], Step::Write(text.into()));
+    }
+    #[test]
+    fn pieces_of_a_long_line_begin_with_the_continuation() {
+        // A character of two bytes stands across the first break, and one of four bytes across the second.
+        let text = format!("{}é{}🦀{}\nnext", "a".repeat(4094), "b".repeat(4089), "c".repeat(4089));
+        let broken = break_lines(&text, "> ");
+        let lines: Vec<&str> = std::str::from_utf8(&broken).expect("whole characters").split('\n').collect();
+        let lengths: Vec<usize> = lines.iter().map(|line| line.len()).collect();
+        assert_eq!(lengths, [4094, 4093, 4095, 4]);
+        let pieces = [lines[0], &lines[1][2..], &lines[2][2..], "\n", lines[3]];
+        assert_eq!(pieces.concat(), text);
+        assert!(lines[1].starts_with("> é") && lines[2].starts_with("> 🦀"), "{lines:?}");
+        let injection = Injection { continuation: "> ", ..Injection::new(text.clone()) };
+        assert_eq!(injection.steps(modes(true, false))[0], Step::Write(broken));
+        assert_eq!(injection.steps(modes(false, false))[0], Step::Write(text.into()));
     }
 }

@@ -22,6 +22,9 @@ use crate::{
 /// Keys that interrupt a program, and the pause behind them.
 const INTERRUPT: &[u8] = b"\x1b\x1b";
 const INTERRUPT_PAUSE: Duration = Duration::from_millis(120);
+/// Front of each further piece of a line that the terminal breaks. A program that reads lines would otherwise take a
+/// piece of a message for a line of the broker, or its echo for the agent's `/exit`.
+const CONTINUATION: &str = "> ";
 /// Key that takes a suggestion out of the input line, and the pause behind it.
 const DISMISS: &[u8] = b"\x1b";
 const DISMISS_PAUSE: Duration = Duration::from_millis(100);
@@ -297,7 +300,7 @@ impl AgentTask {
 
     fn type_text(&self, running: &mut Running, request: TypeRequest) {
         let harness = self.launch.harness.as_ref();
-        let mut injection = Injection::new(request.text.clone());
+        let mut injection = Injection { continuation: CONTINUATION, ..Injection::new(request.text.clone()) };
         injection.lead = match request.lead {
             Lead::Nothing => None,
             Lead::Interrupt => Some(LeadKeys { keys: Bytes::from_static(INTERRUPT), pause: INTERRUPT_PAUSE }),
