@@ -230,7 +230,7 @@ impl AgentTask {
             Done::Written { result: Err(error), .. } => {
                 tracing::debug!(agent.name = self.name(), %error, "a message was not typed");
             }
-            Done::Recorded { settlement, is_written } => self.on_recorded(&running.works, settlement, is_written),
+            Done::Recorded { settlement, is_written } => self.on_recorded(&running.outcomes, settlement, is_written),
             Done::FailureReported(failure) => {
                 self.acknowledge(failure.message.seq);
             }
@@ -268,7 +268,7 @@ impl AgentTask {
                     }
                 }
                 Effect::Publish(event) => self.publish(&event),
-                Effect::Settle(settlement) => self.on_settlement(&running.works, settlement),
+                Effect::Settle(settlement) => self.on_settlement(&running.outcomes, settlement),
                 Effect::Record(record) => {
                     let launch = &self.launch;
                     let learned = launch.services.verification.on_record(self.name(), &launch.program, record);
@@ -282,7 +282,7 @@ impl AgentTask {
                     self.launch.services.verification.on_suppressed(self.name(), &self.launch.program, reason);
                 }
                 Effect::Held(time) => self.launch.services.held.add(&self.launch.handle.harness, time),
-                Effect::Fail(failure) => self.on_failure(&running.works, failure),
+                Effect::Fail(failure) => self.on_failure(&running.outcomes, failure),
                 Effect::TaskTyped => self.note_task_typed(),
             }
         }

@@ -38,7 +38,8 @@ use crate::{
 
 /// A released agent has so long between the polite signals and SIGKILL.
 const RELEASE_GRACE: Duration = Duration::from_secs(2);
-/// Outcomes that are being written when a program ends are waited for so long.
+/// Outcomes that are not written when a program ends are waited for so long. The agent's next program takes over those
+/// that are left; with the agent's end they are given up, and the engine repeats their messages to the next agent.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Work that the task has started.
@@ -100,6 +101,8 @@ pub(super) struct Running {
     pub(super) pipeline: Pipeline,
     pub(super) readiness: Option<Readiness>,
     pub(super) works: Works,
+    /// Outcomes of messages that are not written yet, also those of the programs before.
+    pub(super) outcomes: Works,
     pub(super) keys: HashMap<WriteId, u64>,
     pub(super) exit_line: ExitLine,
     /// It has asked for its end.
@@ -142,12 +145,15 @@ impl AgentTask {
         let mut process = Some(first);
         let mut left = VecDeque::from_iter(self.announced_task());
         let (mut learned, mut mode) = (self.known_of_program(), DeliveryMode::default());
+        let mut outcomes = Works::new();
         while let Some(started) = process.take() {
             let mut running = self.begin(started, left, learned, mode);
+            running.outcomes = outcomes;
             let end = self.drive(&mut running).await;
             self.end_program(running.process.terminal.clone(), &end).await;
             self.finish_works(&mut running).await;
             let life = running.process.started_at.elapsed();
+            outcomes = std::mem::take(&mut running.outcomes);
             self.note_cancelled(&running);
             let unfinished = running.pipeline.end();
             unfinished
@@ -185,7 +191,8 @@ impl AgentTask {
             process,
             pipeline,
             readiness: Some(Readiness::new(now, rule)),
-            works: FuturesUnordered::new(),
+            works: Works::new(),
+            outcomes: Works::new(),
             keys: HashMap::new(),
             exit_line: ExitLine::default(),
             wants_end: false,
@@ -233,6 +240,7 @@ impl AgentTask {
                 () = ack_watch::changed(self.launch.ack_watch.as_ref()) => running.ack_files_due = running.latest,
                 Some(done) = running.works.next() => self.on_done(running, done),
                 () = sleep_until(deadline) => {}
+                Some(done) = running.outcomes.next() => self.on_done(running, done),
             }
         }
     }
@@ -252,15 +260,24 @@ impl AgentTask {
         }
     }
 
-    /// Waits for outcomes that are being written down. What is not written is repeated by the engine.
+    /// Waits for work that was begun, and for outcomes that are being written down.
     async fn finish_works(&mut self, running: &mut Running) {
         let finish = async {
-            while let Some(done) = running.works.next().await {
+            loop {
+                let done = tokio::select! {
+                    Some(done) = running.works.next() => done,
+                    Some(done) = running.outcomes.next() => done,
+                    else => break,
+                };
                 self.on_done(running, done);
             }
         };
         if timeout(SETTLE_TIMEOUT, finish).await.is_err() {
-            tracing::warn!("outcomes of messages could not be written down in time, they will be repeated");
+            tracing::warn!(
+                agent.name = self.name(),
+                count = running.outcomes.len(),
+                "outcomes of messages could not be written down in time"
+            );
         }
     }
 
