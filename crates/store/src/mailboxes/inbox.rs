@@ -39,14 +39,14 @@ impl Store {
                     n.agent_name AS newest_from, octet_length(n.text) AS newest_bytes, n.created_at AS newest_at
                FROM mine
               CROSS JOIN LATERAL (
-                    SELECT least(count(*), $5) AS unread_count, max(message_id) AS newest_id,
-                           max(created_on) AS newest_on
-                      FROM (SELECT message_id, created_on, agent_id FROM messages
-                             WHERE workspace_id = $1 AND channel_id = mine.channel_id AND thread_id IS NULL
-                               AND message_id > mine.read_id
-                               AND created_on >= DATE '2025-01-01' + ((mine.read_id >> 22) / 86400000)::integer
-                             ORDER BY message_id DESC LIMIT $4) AS above
-                     WHERE agent_id <> $2) AS u
+                    SELECT count(*) AS unread_count, max(message_id) AS newest_id, max(created_on) AS newest_on
+                      FROM (SELECT message_id, created_on
+                              FROM (SELECT message_id, created_on, agent_id FROM messages
+                                     WHERE workspace_id = $1 AND channel_id = mine.channel_id AND thread_id IS NULL
+                                       AND message_id > mine.read_id
+                                       AND created_on >= DATE '2025-01-01' + ((mine.read_id >> 22) / 86400000)::integer
+                                     ORDER BY message_id DESC LIMIT $4) AS above
+                             WHERE agent_id <> $2 ORDER BY message_id DESC LIMIT $5) AS counted) AS u
                LEFT JOIN messages n
                       ON n.workspace_id = $1 AND n.message_id = u.newest_id AND n.created_on = u.newest_on
               ORDER BY u.newest_id DESC NULLS LAST",
