@@ -1,6 +1,8 @@
 //! Client of the node socket, `/v1/node/ws`. Main type: [`NodeSocket`].
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -64,8 +66,12 @@ pub struct NodeSocket {
     closed: Option<Option<u16>>,
     next_id: u64,
     reading: watch::Sender<bool>,
+    drops_presence: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
+
+/// Part of the frames about presence.
+const PRESENCE: &str = r#""topic":"presence""#;
 
 #[derive(Debug)]
 enum Inbound {
@@ -116,8 +122,10 @@ impl NodeSocket {
         let (outbox, to_send) = mpsc::channel(1024);
         let (received, inbox) = mpsc::channel(INBOX_FRAMES);
         let (reading, may_read) = watch::channel(true);
-        let task = tokio::spawn(run(stream, to_send, received, may_read));
-        Self { outbox, inbox, kept: VecDeque::new(), auto_ack: false, closed: None, next_id: 1, reading, task }
+        let drops_presence = Arc::default();
+        let task = tokio::spawn(run(stream, to_send, received, may_read, Arc::clone(&drops_presence)));
+        let kept = VecDeque::new();
+        Self { outbox, inbox, kept, auto_ack: false, closed: None, next_id: 1, reading, drops_presence, task }
     }
 
     /// Acks every later `deliver` frame with a seq above 0 as it is returned.
@@ -128,6 +136,12 @@ impl NodeSocket {
     /// Pauses or resumes reading: a paused socket answers no ping and fills its buffers.
     pub fn set_reading(&self, on: bool) {
         let _ = self.reading.send(on);
+    }
+
+    /// Drops later frames about presence without parsing them: their number grows with the square of the agents of a
+    /// workspace.
+    pub fn drop_presence(&self) {
+        self.drops_presence.store(true, Ordering::Relaxed);
     }
 
     /// Sends a JSON frame.
@@ -318,6 +332,7 @@ async fn run(
     mut to_send: mpsc::Receiver<Message>,
     received: mpsc::Sender<Inbound>,
     mut may_read: watch::Receiver<bool>,
+    drops_presence: Arc<AtomicBool>,
 ) {
     let code = loop {
         let reading = *may_read.borrow_and_update();
@@ -334,6 +349,8 @@ async fn run(
                 }
             }
             message = stream.next(), if reading => match message {
+                Some(Ok(Message::Text(text)))
+                    if drops_presence.load(Ordering::Relaxed) && text.contains(PRESENCE) => {}
                 Some(Ok(Message::Text(text))) => {
                     let frame = serde_json::from_str(&text).unwrap_or_else(|_| Value::String(text.to_string()));
                     if received.send(Inbound::Frame(frame)).await.is_err() {
