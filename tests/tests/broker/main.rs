@@ -3,6 +3,7 @@
 
 mod api;
 mod command_line;
+mod continuity;
 mod delivery;
 mod event_log;
 mod faults;

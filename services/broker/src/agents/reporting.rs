@@ -97,11 +97,8 @@ impl AgentTask {
 
     /// Does what silence decides.
     pub(super) fn judge_rest(&self, running: &mut Running, now: Timestamp) {
-        if running.continuity.is_open()
-            && now >= running.last_output_at + BLOCK_PAUSE
-            && let Some(request) = running.continuity.finish()
-        {
-            self.on_continuity(running, request);
+        if now >= running.last_output_at + BLOCK_PAUSE {
+            self.end_continuity(running);
         }
         if now >= running.last_output_at + REST && running.rest_judged_for != Some(running.last_output_at) {
             running.rest_judged_for = Some(running.last_output_at);
@@ -142,6 +139,15 @@ impl AgentTask {
         let blocked = running.pipeline.typing_since().filter(|_| !running.is_blocked_reported);
         let blocked = blocked.map(|since| since + BLOCKED_AFTER);
         [block, rest, blocked, running.status.next_report()].into_iter().flatten().min()
+    }
+
+    /// Ends a block of notes behind which nothing comes.
+    pub(super) fn end_continuity(&self, running: &mut Running) {
+        if running.continuity.is_open()
+            && let Some(request) = running.continuity.finish()
+        {
+            self.on_continuity(running, request);
+        }
     }
 
     fn on_continuity(&self, running: &mut Running, request: ContinuityRequest) {

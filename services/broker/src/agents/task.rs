@@ -151,9 +151,10 @@ impl AgentTask {
             running.outcomes = outcomes;
             let end = self.drive(&mut running).await;
             self.end_program(running.process.terminal.clone(), &end).await;
+            self.end_continuity(&mut running);
             self.finish_works(&mut running).await;
-            let life = running.process.started_at.elapsed();
             outcomes = std::mem::take(&mut running.outcomes);
+            let life = running.process.started_at.elapsed();
             self.note_cancelled(&running);
             let unfinished = running.pipeline.end();
             unfinished
@@ -239,8 +240,8 @@ impl AgentTask {
                 () = self.mailbox.arrived.notified() => self.on_arrived(running),
                 () = ack_watch::changed(self.launch.ack_watch.as_ref()) => running.ack_files_due = running.latest,
                 Some(done) = running.works.next() => self.on_done(running, done),
-                () = sleep_until(deadline) => {}
                 Some(done) = running.outcomes.next() => self.on_done(running, done),
+                () = sleep_until(deadline) => {}
             }
         }
     }
