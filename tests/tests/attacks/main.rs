@@ -15,7 +15,6 @@ mod listings;
 mod names;
 mod nats;
 mod notices;
-mod observer_tokens;
 mod observers;
 mod plans;
 mod revocation;

@@ -1,5 +1,7 @@
 //! Observers that cost a gateway much: too many of one token, and those that do not read.
 
+mod tokens;
+
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};

@@ -1,5 +1,8 @@
 //! A runner that hosts handlers for the engine.
 
+mod packages;
+mod transcript;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
