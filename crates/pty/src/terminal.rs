@@ -114,6 +114,12 @@ impl Terminal {
         self.shared.queue.push_injection(injection)
     }
 
+    /// Takes an entry out of the queue; its ticket reports [`PtyError::Ended`] then. False if its first byte may have
+    /// been written: then it is written whole.
+    pub fn withdraw(&self, id: WriteId) -> bool {
+        self.shared.queue.withdraw(id)
+    }
+
     /// State of the write queue.
     pub fn input_status(&self) -> InputStatus {
         let (input_bytes, injection_count, dropped_answers) = self.shared.queue.counts();

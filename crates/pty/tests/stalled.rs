@@ -81,11 +81,13 @@ fn what_has_not_begun_can_be_withdrawn_and_the_end_fails_the_rest() {
         assert!(matches!(deaf.terminal.inject(Injection::new("z")), Err(PtyError::InjectionQueueFull)));
         deaf.wait_until("a stall", |session| session.stalled > 0).await;
         assert!(second.withdraw());
-        assert!(!first.withdraw(), "it has begun");
+        assert!(deaf.terminal.withdraw(injections[1].id()));
+        assert!(matches!(injections[1].written().await, Err(PtyError::Ended)));
+        assert!(!deaf.terminal.withdraw(first.id()) && !first.withdraw(), "it has begun");
         let report = deaf.terminal.end(Duration::from_secs(10)).await.expect("ended");
         assert_eq!(report.killed, 0);
-        for injection in &mut injections {
-            assert!(matches!(injection.written().await, Err(PtyError::Ended)));
+        for injection in [0, 2] {
+            assert!(matches!(injections[injection].written().await, Err(PtyError::Ended)));
         }
     });
 }

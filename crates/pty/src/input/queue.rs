@@ -109,9 +109,7 @@ impl WriteTicket {
 
     /// Takes the entry out of the queue. False if its first byte may have been written: then it is written whole.
     pub fn withdraw(self) -> bool {
-        let mut state = self.queue.lock();
-        let place = state.entries.iter().position(|entry| entry.ticket.id == self.id);
-        place.and_then(|place| state.entries.remove(place)).is_some()
+        self.queue.withdraw(self.id)
     }
 }
 
@@ -159,6 +157,13 @@ impl InputQueue {
         drop(state);
         self.changed.notify_one();
         Ok(WriteTicket { id, queue: self.clone(), done: receiver })
+    }
+
+    /// Takes an entry out of the queue. False if it is not there any more.
+    pub(crate) fn withdraw(&self, id: WriteId) -> bool {
+        let mut state = self.lock();
+        let place = state.entries.iter().position(|entry| entry.ticket.id == id);
+        place.and_then(|place| state.entries.remove(place)).is_some()
     }
 
     /// Queues answers of the terminal ahead of everything that has not begun. Drops them if too many wait.

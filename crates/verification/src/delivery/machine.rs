@@ -93,10 +93,19 @@ impl Delivery {
     }
 
     /// Begins an attempt when the first byte is handed to the terminal. `false` if the text must not be typed: it was
-    /// not due, or a signal or the agent's end came first.
+    /// not due, or a signal or the agent's end came first. A re-injection that was called off and could not be taken
+    /// back is an attempt as well: it is counted, and its signals are awaited.
     #[must_use]
     pub fn begin_attempt(&mut self, at: Timestamp) -> bool {
-        let is_due = matches!(self.state, DeliveryState::Queued | DeliveryState::ReinjectionDue { .. });
+        let is_due = match self.state {
+            DeliveryState::Queued | DeliveryState::ReinjectionDue { .. } => true,
+            DeliveryState::Unverified { .. } => self.attempt_count <= self.rules.max_reinjections,
+            DeliveryState::Injected
+            | DeliveryState::Verified
+            | DeliveryState::Closed
+            | DeliveryState::Failed
+            | DeliveryState::Cancelled => false,
+        };
         if is_due {
             self.attempt = Some(Attempt::new(self.rules.attempt, at));
             self.attempt_count += 1;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use relay_verification::Timestamp;
 
-const WORD: &str = "/exit";
-/// A message with such a line must not end the agent by its echo.
+use crate::injection::EXIT_WORD;
+
+/// A message with the word must not end the agent by its echo.
 const ECHO_TIME: Duration = Duration::from_secs(60);
 /// Longest line that is looked at.
 const MOST_BYTES: usize = 256;
@@ -19,11 +20,9 @@ pub(super) struct ExitLine {
 }
 
 impl ExitLine {
-    /// Notes a text that was typed.
-    pub(super) fn on_typed(&mut self, at: Timestamp, text: &str) {
-        if text.lines().any(|line| line.trim() == WORD) {
-            self.typed_at = Some(at);
-        }
+    /// Notes that a text was typed whose echo may hold the line.
+    pub(super) fn on_typed(&mut self, at: Timestamp) {
+        self.typed_at = Some(at);
     }
 
     /// Takes visible output; returns whether it completes the line.
@@ -32,7 +31,7 @@ impl ExitLine {
         for character in text.chars() {
             match character {
                 '\n' => {
-                    found |= !self.is_too_long && self.line.trim() == WORD;
+                    found |= !self.is_too_long && self.line.trim() == EXIT_WORD;
                     self.line.clear();
                     self.is_too_long = false;
                 }
@@ -49,12 +48,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_line_of_its_own_that_nobody_typed_counts() {
+    fn only_a_line_of_its_own_that_is_no_echo_counts() {
         let at = |seconds: i64| Timestamp::from_millis(seconds * 1000);
         let mut exit = ExitLine::default();
         assert!(!exit.on_text(at(0), "say /exit\n /ex"));
         assert!(exit.on_text(at(0), "it \r\n"));
-        exit.on_typed(at(1), "Relay message from bob [1]: a\n/exit");
+        exit.on_typed(at(1));
         assert!(!exit.on_text(at(60), "/exit\n"));
         assert!(exit.on_text(at(61), "/exit\n"));
         assert!(!exit.on_text(at(70), &format!("{}\n", "x".repeat(300))));

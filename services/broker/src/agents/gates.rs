@@ -63,13 +63,29 @@ impl GateWatch {
 }
 
 impl AgentTask {
+    /// Returns whether a question of the program is looked for before the next message. Forgets one that is not.
+    pub(super) fn watches_gates(&self, running: &mut Running) -> bool {
+        if running.readiness.is_some() {
+            // It is looked for with readiness.
+            return false;
+        }
+        let has_gates = self.launch.harness.as_ref().is_some_and(|harness| harness.has_gates());
+        let watches = has_gates && running.pipeline.watches_gates();
+        if !watches {
+            running.gate = GateWatch::default();
+        }
+        watches
+    }
+
     /// Returns whether a question of the program is on the screen, after answering or reporting it.
     pub(super) fn is_behind_gate(&self, running: &mut Running, now: Timestamp, screen: &str) -> bool {
         let Some(harness) = &self.launch.harness else { return false };
         let gate = harness.gate_on(screen);
         let may_answer = gate.is_some_and(|gate| {
             let is_allowed = self.launch.services.settings.answered_gates.contains(&gate.name);
-            is_allowed && gate.keys.is_some() && running.pipeline.mode() == DeliveryMode::AutoInject
+            // A message that was typed may quote a question: no sender may have keys pressed.
+            let is_own = !running.pipeline.has_typed();
+            is_allowed && is_own && gate.keys.is_some() && running.pipeline.mode() == DeliveryMode::AutoInject
         });
         match (running.gate.judge(now, gate, may_answer), gate) {
             (Some(GateStep::Answer), Some(gate)) => {

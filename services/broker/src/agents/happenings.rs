@@ -217,18 +217,22 @@ impl AgentTask {
 
     pub(super) fn on_done(&self, running: &mut Running, done: Done) {
         match done {
-            Done::Written { key, result: Ok(receipt) } => {
+            Done::Written { request, result: Ok(receipt) } => {
                 self.expect_effect_of_enter(running);
                 let at = clock::timestamp(receipt.finished_at).max(clock::timestamp(receipt.began_at));
-                let effects = running.pipeline.on_written(key, at);
+                let effects = running.pipeline.on_written(request.key, at);
                 self.note_activity();
                 running.status.set(Activity::Thinking, "message");
                 self.perform(running, effects);
             }
             Done::KeysTyped => {}
-            // The program is ending; its messages are kept.
-            Done::Written { result: Err(error), .. } => {
-                tracing::debug!(agent.name = self.name(), %error, "a message was not typed");
+            // The program is ending, and its messages are kept; or the injection was taken back.
+            Done::Written { result: Err(PtyError::Ended), .. } => {}
+            Done::Written { request, result: Err(error) } => {
+                tracing::warn!(agent.name = self.name(), %error, "a message was not typed");
+                running.keys.retain(|_, key| *key != request.key);
+                let now = running.tick();
+                running.pipeline.on_write_failed(now, request);
             }
             Done::Recorded { settlement, is_written } => self.on_recorded(&running.outcomes, settlement, is_written),
             Done::FailureReported(failure) => {
@@ -261,6 +265,7 @@ impl AgentTask {
         for effect in effects {
             match effect {
                 Effect::Type(request) => self.type_text(running, request),
+                Effect::Recall(key) => recall(running, key),
                 Effect::Dequeued(message) => {
                     running.notes.add_message(&message.author.name, &message.body);
                     if message.is_in_mailbox() && self.mailbox.on_typed(&message) {
@@ -310,15 +315,17 @@ impl AgentTask {
             injection.enter_gap = Duration::from_millis(harness.enter_gap_ms);
             injection.paste = if harness.paste { PasteStyle::WhenEnabled } else { PasteStyle::Never };
         }
-        running.exit_line.on_typed(running.latest, &injection.text);
+        if request.may_echo_exit {
+            running.exit_line.on_typed(running.latest);
+        }
         running.continuity.on_typed(running.latest, &injection.text);
         match running.process.terminal.inject(injection) {
             Ok(mut ticket) => {
-                let (key, attempt) = (request.key, request.attempt.to_string());
-                let labels = [("harness", self.launch.handle.harness.clone()), ("attempt", attempt)];
+                let labels =
+                    [("harness", self.launch.handle.harness.clone()), ("attempt", request.attempt.to_string())];
                 metrics::counter!(metric_names::INJECTIONS, &labels).increment(1);
-                running.keys.insert(ticket.id(), key);
-                running.works.push(Box::pin(async move { Done::Written { key, result: ticket.written().await } }));
+                running.keys.insert(ticket.id(), request.key);
+                running.works.push(Box::pin(async move { Done::Written { request, result: ticket.written().await } }));
             }
             Err(PtyError::InjectionQueueFull) => running.pipeline.on_refused(running.latest, request),
             // The program is ending; its messages are kept.
@@ -346,14 +353,16 @@ impl AgentTask {
         self.publish_ready(running);
     }
 
-    fn look(&self, running: &Running, now: Timestamp) -> ScreenFacts {
-        let terminal = &running.process.terminal;
+    fn look(&self, running: &mut Running, now: Timestamp) -> ScreenFacts {
+        let terminal = running.process.terminal.clone();
         let modes = terminal.input_modes();
         let bracketed_paste = modes.is_ok_and(|modes| modes.bracketed_paste);
-        if !running.pipeline.wants_screen(now) {
+        let watches_gates = self.watches_gates(running);
+        if !watches_gates && !running.pipeline.wants_screen(now) {
             return ScreenFacts { bracketed_paste, ..ScreenFacts::default() };
         }
         let screen = terminal.snapshot(SnapshotFormat::Plain).contents;
+        let is_gated = watches_gates && self.is_behind_gate(running, now, &screen);
         let harness = self.launch.harness.as_ref();
         let rests = now >= running.last_output_at + REST
             && harness.is_some_and(|harness| harness.is_at_prompt(&terminal.text_before_cursor()));
@@ -368,6 +377,7 @@ impl AgentTask {
             squashed: squash(&screen),
             is_write_stalled: terminal.input_status().stalled_since.is_some(),
             bracketed_paste,
+            is_gated,
         }
     }
 
@@ -440,6 +450,18 @@ impl AgentTask {
             workspace_alias: identity.workspace_alias.clone(),
             delivery_id: message.delivery_id.clone(),
         }
+    }
+}
+
+/// Takes an injection back, unless it has begun.
+fn recall(running: &mut Running, key: u64) {
+    let queued = running.keys.iter().find(|(_, candidate)| **candidate == key);
+    if let Some(id) = queued.map(|(id, _)| *id)
+        && running.process.terminal.withdraw(id)
+    {
+        running.keys.remove(&id);
+        let now = running.tick();
+        running.pipeline.on_recalled(key, now);
     }
 }
 

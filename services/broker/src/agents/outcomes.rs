@@ -116,7 +116,7 @@ impl AgentTask {
         }
     }
 
-    pub(super) fn on_failure(&self, works: &Works, failure: Box<Failure>) {
+    pub(super) fn on_failure(&self, works: &Works, mut failure: Box<Failure>) {
         let labels = [("harness", self.launch.handle.harness.clone()), ("outcome", "failed".to_owned())];
         metrics::counter!(metric_names::DELIVERIES, &labels).increment(1);
         let (message, reason) = (&failure.message, failure.reason.as_str());
@@ -144,6 +144,8 @@ impl AgentTask {
             last_error: reason,
         });
         let (engine, token) = (self.launch.services.engine.clone(), self.launch.handle.token.clone());
+        // The report needs no text, and may wait for the engine.
+        failure.message.body = String::new();
         works.push(Box::pin(async move {
             if failure.message.seq.is_some() {
                 report_failure(&engine, &token, &failure).await;

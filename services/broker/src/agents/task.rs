@@ -31,7 +31,7 @@ use super::{
 use crate::{
     clock,
     events::Event,
-    injection::{DeliveryMode, Failure, Pipeline, Profile, Readiness, Settlement},
+    injection::{DeliveryMode, Failure, Pipeline, Profile, Readiness, Settlement, TypeRequest},
     mailbox::{Author, Message, Origin, SharedMailbox, Urgency},
     metric_names,
 };
@@ -49,7 +49,7 @@ pub(super) type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
 /// Result of something that the task has started.
 pub(super) enum Done {
     Written {
-        key: u64,
+        request: TypeRequest,
         result: Result<WriteReceipt, PtyError>,
     },
     /// The ledger has the settlement, or could not be written.

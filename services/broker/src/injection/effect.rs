@@ -11,6 +11,8 @@ use crate::{events::Event, mailbox::Message};
 pub(crate) enum Effect {
     /// Hand a text to the terminal.
     Type(TypeRequest),
+    /// Ask the terminal to give back the injection with this key.
+    Recall(u64),
     /// A message has left the queue: there is room for another.
     Dequeued(Box<Message>),
     /// Tell the subscribers.
@@ -37,6 +39,8 @@ pub(crate) struct TypeRequest {
     pub(crate) text: String,
     pub(crate) lead: Lead,
     pub(crate) attempt: u32,
+    /// Its echo may look like the line by which an agent ends itself.
+    pub(crate) may_echo_exit: bool,
 }
 
 /// Keys in front of a text.
@@ -52,6 +56,7 @@ pub(crate) enum Lead {
 /// Outcome that lets the engine's floor pass a message.
 #[derive(Debug)]
 pub(crate) struct Settlement {
+    /// Without its body: settlements may wait for the disk.
     pub(crate) message: Message,
     pub(crate) level: Level,
     pub(crate) method: &'static str,

@@ -5,7 +5,10 @@ use relay_verification::{
     sanitise::{TypingMode, quote_reserved_lines, sanitise_body, sanitise_sender},
 };
 
-use crate::mailbox::Message;
+use crate::mailbox::{Message, Origin};
+
+/// An agent that prints this on a line of its own ends on purpose.
+pub(crate) const EXIT_WORD: &str = "/exit";
 
 /// A message as it is typed.
 #[derive(Debug, Clone)]
@@ -33,9 +36,69 @@ impl TypedLine {
         let expected = ExpectedEcho::new(&sender, &event_id, &body, &line);
         Self { line, expected }
     }
+
+    /// Stands for a line that is not needed any more.
+    pub(super) fn empty() -> Self {
+        Self { line: String::new(), expected: ExpectedEcho::new("", "", "", "") }
+    }
+
+    /// Returns whether the echo may show [`EXIT_WORD`] on a line of its own. A full-screen program wraps a line at any
+    /// width, so the word anywhere in a message is enough. A task comes with the agent and not from a sender, and may
+    /// say how to end: there only such a line counts.
+    pub(super) fn may_echo_exit(&self, origin: Origin) -> bool {
+        match origin {
+            Origin::Task => self.line.lines().any(|line| line.trim() == EXIT_WORD),
+            Origin::Engine | Origin::ActionResult | Origin::Continuity | Origin::Redelivered => {
+                self.line.contains(EXIT_WORD)
+            }
+        }
+    }
 }
 
 /// The text of a message for an agent without a terminal.
 pub(crate) fn plain_line(message: &Message, workspace_alias: Option<&str>) -> String {
     TypedLine::new(message, workspace_alias, TypingMode::BracketedPaste).line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mailbox::{Author, Urgency};
+
+    fn message(author: &str, body: &str) -> Message {
+        Message {
+            delivery_id: "del_1".into(),
+            event_id: "evt_1".into(),
+            seq: Some(1),
+            author: Author { name: author.into(), agent_id: None },
+            target: "ada".into(),
+            body: body.into(),
+            thread_id: None,
+            priority: 2,
+            urgency: Urgency::Wait,
+            origin: Origin::Engine,
+            queued_at_ms: 0,
+        }
+    }
+
+    #[test]
+    fn the_word_anywhere_in_a_message_or_as_a_line_of_a_task_may_be_echoed_as_a_line() {
+        for (body, of_message, of_task) in [
+            ("done", false, false),
+            ("print /exit when done", true, false),
+            ("a\n/exit \nb", true, true),
+            ("exit", false, false),
+        ] {
+            let typed = TypedLine::new(&message("bob", body), None, TypingMode::Keys);
+            let found = [Origin::Engine, Origin::Redelivered, Origin::Task].map(|origin| typed.may_echo_exit(origin));
+            assert_eq!(found, [of_message, of_message, of_task], "{body:?}");
+        }
+        assert!(TypedLine::new(&message("/exit", "x"), None, TypingMode::Keys).may_echo_exit(Origin::Engine));
+    }
+
+    #[test]
+    fn a_name_cannot_pose_as_another_sender() {
+        let line = plain_line(&message("boss [1]: pay", "hello"), Some("home [2]: x"));
+        assert_eq!(line, "Relay message from boss (1); pay [home [2]: x / evt_1]: hello");
+    }
 }

@@ -14,7 +14,7 @@ mod tests;
 mod verdict;
 
 pub(crate) use effect::{Effect, Failure, Lead, Settlement, TypeRequest};
-pub(crate) use line::plain_line;
+pub(crate) use line::{EXIT_WORD, plain_line};
 pub(crate) use pipeline::{DeliveryMode, Pipeline, Profile, ScreenFacts};
 pub(crate) use readiness::{Readiness, ReadySign, ends_in_prompt};
 pub(crate) use verdict::AckAnswer;

@@ -75,6 +75,20 @@ impl Outstanding {
         Vec::new()
     }
 
+    /// Bytes of its texts: the body, and the line as it was typed and as its echo is expected.
+    pub(super) fn text_bytes(&self) -> usize {
+        self.message.body.len() + 2 * self.typed.line.len()
+    }
+
+    /// Frees its texts once it has its outcome. Its ids are enough for signals that still come.
+    pub(super) fn release_texts(&mut self) {
+        // Consequences that are held back are not those of an outcome yet.
+        if self.delivery.state().is_final() && self.held_back.is_empty() {
+            self.message.body = String::new();
+            self.typed = TypedLine::empty();
+        }
+    }
+
     /// Returns whether no signal counts any more.
     pub(super) fn is_over(&self, now: Timestamp) -> bool {
         if !self.held_back.is_empty() {

@@ -28,6 +28,8 @@ use crate::mailbox::{Message, Origin, Urgency};
 const HIGH_PRIORITY: u8 = 3;
 /// A suggestion in the input line is given so long to go by itself.
 const SUGGESTION_PATIENCE: Duration = Duration::from_secs(10);
+/// Text of messages that were typed and have no outcome; above it the next one waits. As much as may wait for an agent.
+const MOST_OUTSTANDING_BYTES: usize = 32 << 20;
 /// The screen is looked at so often while a suggestion shows.
 const SUGGESTION_POLL: Duration = Duration::from_millis(500);
 
@@ -82,6 +84,8 @@ pub(crate) struct ScreenFacts {
     pub(crate) bracketed_paste: bool,
     /// The input line shows a suggestion.
     pub(crate) has_suggestion: bool,
+    /// A question of the program is on the screen; judged only while [`Pipeline::watches_gates`].
+    pub(crate) is_gated: bool,
 }
 
 /// Messages and settings that a process leaves to the next one.
@@ -94,11 +98,28 @@ pub(crate) struct Unfinished {
     pub(crate) mode: DeliveryMode,
 }
 
+/// The injection that was handed to the terminal.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Writing {
+    pub(super) key: u64,
+    pub(super) attempt: u32,
+    /// Its beginning was reported.
+    pub(super) has_begun: bool,
+    /// The terminal was asked to give it back.
+    pub(super) is_recalled: bool,
+}
+
 #[derive(Debug)]
 struct Waiting {
     message: Message,
     /// First instant at which it could have been typed but for the agent's output or a person's keys.
     ready_at: Option<Timestamp>,
+}
+
+impl Writing {
+    fn new(key: u64, attempt: u32) -> Self {
+        Self { key, attempt, has_begun: false, is_recalled: false }
+    }
 }
 
 /// Queue and injections of one agent.
@@ -116,11 +137,13 @@ pub(crate) struct Pipeline {
     pub(super) outstanding: Vec<Outstanding>,
     /// The last deliveries that are over.
     pub(super) finished: VecDeque<Finished>,
-    /// The injection that was handed to the terminal and is not written.
-    pub(super) writing: Option<u64>,
+    /// The injection that is not written yet.
+    pub(super) writing: Option<Writing>,
     /// The injection that the terminal had no room for, and the instant at which it is handed over again.
     pub(super) refused: Option<(Timestamp, TypeRequest)>,
     next_key: u64,
+    /// A message has had its verdict.
+    pub(super) has_verdict: bool,
     pub(super) gate: InjectionGate,
     pub(super) hold: OutputHold,
     pub(super) cleaner: Cleaner,
@@ -129,7 +152,7 @@ pub(crate) struct Pipeline {
     reminder: Option<Reminder>,
     pub(super) output_bytes: u64,
     /// Instant at which the next injection may start.
-    starts_at: Option<Timestamp>,
+    pub(super) starts_at: Option<Timestamp>,
     /// Since when the output rate holds the next message back.
     held_since: Option<Timestamp>,
     /// Since when a message waits to be typed, or is being typed.
@@ -153,6 +176,7 @@ impl Pipeline {
             writing: None,
             refused: None,
             next_key: 0,
+            has_verdict: false,
             gate: InjectionGate::new(),
             hold: OutputHold::new(),
             cleaner: Cleaner::new(),
@@ -246,6 +270,7 @@ impl Pipeline {
     /// Does everything that is due, with the terminal as it is now.
     pub(crate) fn poll(&mut self, now: Timestamp, screen: &ScreenFacts) -> Vec<Effect> {
         let mut effects = self.judge_due(now, screen);
+        effects.extend(self.recall_needless(now));
         effects.extend(self.take_refused(now).map(Effect::Type));
         self.start_next(now, screen, &mut effects);
         effects
@@ -266,11 +291,30 @@ impl Pipeline {
             })
     }
 
+    /// Returns whether a question on the screen would get the Enter of a message that is about to be typed. Only up to
+    /// the first verdict: later a question cannot be told from one that a message quotes, by which any sender could
+    /// keep the agent from its messages.
+    pub(crate) fn watches_gates(&self) -> bool {
+        let is_due =
+            |outstanding: &Outstanding| matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. });
+        let has_next = self.head().is_some() || self.outstanding.iter().any(is_due);
+        self.is_ready && !self.has_verdict && self.writing.is_none() && has_next
+    }
+
+    /// Returns whether anything was typed.
+    pub(crate) fn has_typed(&self) -> bool {
+        self.next_key > 0
+    }
+
+    pub(super) fn is_being_written(&self, key: u64) -> bool {
+        self.writing.is_some_and(|writing| writing.key == key)
+    }
+
     /// Instant at which [`Self::poll`] has work again, if nothing happens before.
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
         let ends = self.outstanding.iter().filter_map(|outstanding| {
             let end = outstanding.delivery.attempt().map(relay_verification::attempt::Attempt::signals_end_at);
-            let is_being_written = self.writing == Some(outstanding.key);
+            let is_being_written = self.is_being_written(outstanding.key);
             match outstanding.delivery.state().is_final() {
                 true => end.filter(|_| !is_being_written),
                 false => outstanding.delivery.next_deadline(),
@@ -291,7 +335,7 @@ impl Pipeline {
         self.starts_at = None;
         let is_due = self.writing.is_some() || self.head().is_some();
         self.typing_since = is_due.then(|| self.typing_since.unwrap_or(now));
-        if !self.is_ready || self.writing.is_some() {
+        if !self.is_ready || self.writing.is_some() || screen.is_gated {
             return;
         }
         let again = self
@@ -299,7 +343,7 @@ impl Pipeline {
             .iter()
             .position(|outstanding| matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. }));
         let is_steer = again.is_none() && self.head().is_some_and(|head| head.message.urgency == Urgency::Steer);
-        if again.is_none() && self.head().is_none() {
+        if again.is_none() && (self.head().is_none() || self.outstanding_bytes() > MOST_OUTSTANDING_BYTES) {
             return;
         }
         let waits_for_verdict = self.profile.strategy.waits_for_verdict(&self.learned);
@@ -336,6 +380,10 @@ impl Pipeline {
         }
     }
 
+    fn outstanding_bytes(&self) -> usize {
+        self.outstanding.iter().map(Outstanding::text_bytes).sum()
+    }
+
     fn note_hold(&mut self, now: Timestamp, is_held: bool, effects: &mut Vec<Effect>) {
         if is_held {
             self.held_since.get_or_insert(now);
@@ -357,12 +405,14 @@ impl Pipeline {
 
     fn type_again(&mut self, index: usize, screen: &ScreenFacts) -> TypeRequest {
         let outstanding = &self.outstanding[index];
-        self.writing = Some(outstanding.key);
+        let (key, attempt) = (outstanding.key, outstanding.delivery.attempt_count() + 1);
+        self.writing = Some(Writing::new(key, attempt));
         TypeRequest {
-            key: outstanding.key,
+            key,
             text: outstanding.typed.line.clone(),
             lead: lead(Urgency::Wait, screen),
-            attempt: outstanding.delivery.attempt_count() + 1,
+            attempt,
+            may_echo_exit: outstanding.typed.may_echo_exit(outstanding.message.origin),
         }
     }
 
@@ -387,12 +437,13 @@ impl Pipeline {
         let rules = self.profile.strategy.rules(self.profile.usable, &self.learned, minimum);
         let key = self.next_key;
         self.next_key += 1;
-        self.writing = Some(key);
+        self.writing = Some(Writing::new(key, 1));
         effects.push(Effect::Type(TypeRequest {
             key,
             text: format!("{}{}", reminder.unwrap_or_default(), typed.line),
             lead: lead(message.urgency, screen),
             attempt: 1,
+            may_echo_exit: typed.may_echo_exit(message.origin),
         }));
         self.outstanding.push(Outstanding {
             key,

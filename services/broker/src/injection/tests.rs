@@ -76,6 +76,7 @@ impl Scene {
                 Effect::Settle(settlement) => self.log.push(format!("settle {}", settlement.message.event_id)),
                 Effect::Fail(failure) => self.log.push(format!("fail {}", failure.attempts)),
                 Effect::Held(held) => self.log.push(format!("held {}", held.as_millis())),
+                Effect::Recall(_) => self.log.push("recall".into()),
                 Effect::Dequeued(_) | Effect::TaskTyped | Effect::Record(_) | Effect::Suppressed(_) => {}
             }
         }
@@ -306,4 +307,125 @@ fn an_injection_without_room_is_handed_over_again() {
     assert!(scene.step(999).is_empty());
     assert_eq!(scene.step(1000), ["Relay message from bob in #room [evt_1]: one"]);
     assert_eq!(scene.step(4000), ["Relay message from bob in #room [evt_2]: two"]);
+}
+
+fn rested() -> ScreenFacts {
+    ScreenFacts { at_prompt_since: Some(at(15_500)), ..ScreenFacts::default() }
+}
+
+/// Brings a message to its second copy, which waits behind something else in the terminal's queue.
+fn queue_second_copy(scene: &mut Scene) -> u64 {
+    scene.step(0);
+    assert!(scene.step(15_000).is_empty());
+    let effects = scene.pipeline.poll(at(16_500), &rested());
+    let (key, _) = scene.note(effects).remove(0);
+    // The agent begins to work.
+    let effects = scene.pipeline.poll(at(16_600), &ScreenFacts::default());
+    scene.note(effects);
+    assert_eq!(scene.log, ["type 1", "type 2", "recall"]);
+    assert!(scene.step(16_700).is_empty());
+    assert_eq!(scene.log.len(), 3, "it is called back once");
+    key
+}
+
+#[test]
+fn a_copy_that_was_called_back_is_typed_when_the_agent_rests_again() {
+    let mut scene = Scene::new("claude", &[message(1, "one")]);
+    let key = queue_second_copy(&mut scene);
+    scene.pipeline.on_recalled(key, at(16_700));
+    assert_eq!(scene.pipeline.next_deadline(), Some(at(16_700)));
+    assert!(scene.step(16_700).is_empty());
+    let effects = scene.pipeline.poll(at(20_000), &rested());
+    assert_eq!(scene.note(effects).len(), 1);
+    assert_eq!(scene.log, ["type 1", "type 2", "recall", "type 2"]);
+}
+
+#[test]
+fn a_copy_that_could_not_be_called_back_is_an_attempt() {
+    let mut scene = Scene::new("claude", &[message(1, "one")]);
+    let key = queue_second_copy(&mut scene);
+    scene.pipeline.on_began(key, at(17_000));
+    let attempts: Vec<u32> = scene.pipeline.unsettled().map(|(_, attempts)| attempts).collect();
+    assert_eq!(attempts, [2]);
+    scene.pipeline.on_written(key, at(17_000));
+    scene.output(17_100, "Relay message from bob in #room [evt_1]: one\r\n");
+    assert_eq!(scene.log[3..], ["verdict echo", "settle evt_1"]);
+}
+
+#[test]
+fn the_end_of_a_write_may_be_known_before_its_beginning() {
+    let mut scene = Scene::new("claude", &[message(1, "one")]);
+    let key = queue_second_copy(&mut scene);
+    scene.pipeline.on_written(key, at(17_000));
+    scene.pipeline.on_began(key, at(17_000));
+    assert!(scene.step(32_000).is_empty(), "the agent works");
+    let effects = scene.pipeline.poll(at(33_000), &rested());
+    assert_eq!(scene.note(effects).len(), 1);
+    assert_eq!(scene.log[3..], ["type 3"]);
+}
+
+#[test]
+fn an_injection_that_the_terminal_fails_to_write_is_handed_over_again() {
+    let mut scene = Scene::new("cat", &[message(1, "one"), message(2, "two")]);
+    let request = |effects: Vec<Effect>| {
+        let is_typed = |effect| if let Effect::Type(request) = effect { Some(request) } else { None };
+        effects.into_iter().find_map(is_typed).expect("a request")
+    };
+    let first = request(scene.pipeline.poll(at(0), &ScreenFacts::default()));
+    scene.pipeline.on_write_failed(at(0), first);
+    assert_eq!(scene.pipeline.next_deadline(), Some(at(1000)));
+    let again = request(scene.pipeline.poll(at(1000), &ScreenFacts::default()));
+    assert_eq!((again.attempt, again.text.as_str()), (1, "Relay message from bob in #room [evt_1]: one"));
+    scene.pipeline.on_began(again.key, at(1000));
+    scene.pipeline.on_write_failed(at(1000), again);
+    assert!(scene.step(1999).is_empty());
+    assert_eq!(scene.step(2000), ["Relay message from bob in #room [evt_1]: one"]);
+    assert_eq!(scene.step(10_000), ["Relay message from bob in #room [evt_2]: two"]);
+    assert_eq!(scene.log, ["type 1", "verdict timeout_fallback", "settle evt_1", "type 1"]);
+}
+
+#[test]
+fn texts_are_kept_up_to_their_verdict_and_have_a_bound() {
+    let body = "x".repeat(256 << 10);
+    let messages: Vec<Message> = (1..=50).map(|seq| message(seq, &body)).collect();
+    let mut scene = Scene::new("cat", &messages);
+    scene.pipeline.profile.usable = RequiredChannels { mcp: true, ..RequiredChannels::NONE };
+    scene.pipeline.profile.strategy.silent = relay_verification::delivery::UnverifiedPolicy::Strict;
+    let held = |scene: &Scene| scene.pipeline.outstanding.iter().map(super::outstanding::Outstanding::text_bytes).sum();
+    let mut now = 0;
+    let mut typed = 0;
+    while now < 200_000 {
+        typed += scene.step(now).len();
+        now += 2100;
+    }
+    // Each takes three times its body.
+    assert_eq!(typed, 43, "the next one waits");
+    let bytes: usize = held(&scene);
+    assert!(((32 << 20)..(33 << 20)).contains(&bytes), "{bytes}");
+    for seq in 1..=43 {
+        let (answer, effects) = scene.pipeline.on_ack(at(now), Some(&format!("del_{seq}")), None);
+        assert_eq!(answer, AckAnswer::Accepted);
+        for effect in &effects {
+            if let Effect::Settle(settlement) = effect {
+                assert!(settlement.message.body.is_empty());
+            }
+        }
+        scene.note(effects);
+    }
+    assert_eq!((held(&scene), scene.pipeline.outstanding.len()), (0, 43));
+    assert_eq!(scene.step(now).len(), 1);
+}
+
+#[test]
+fn a_question_holds_messages_up_to_the_first_verdict() {
+    let gated = ScreenFacts { is_gated: true, ..ScreenFacts::default() };
+    let mut scene = Scene::new("cat", &[message(1, "one"), message(2, "two")]);
+    assert!(scene.pipeline.watches_gates() && !scene.pipeline.has_typed());
+    assert!(scene.pipeline.poll(at(0), &gated).is_empty());
+    let first = scene.step(100);
+    assert!(scene.pipeline.watches_gates() && scene.pipeline.has_typed());
+    assert!(scene.pipeline.poll(at(300), &gated).is_empty());
+    scene.output(400, &format!("{}\r\n", first[0]));
+    assert!(!scene.pipeline.watches_gates(), "a message may quote the question from here on");
+    assert_eq!(scene.step(400).len(), 1);
 }

@@ -14,7 +14,7 @@ use relay_verification::{
 use super::{
     effect::{Effect, Failure, Settlement, TypeRequest},
     outstanding::Outstanding,
-    pipeline::{Pipeline, ScreenFacts},
+    pipeline::{Pipeline, ScreenFacts, Writing},
 };
 use crate::{
     events::{Event, Proven},
@@ -50,6 +50,9 @@ impl Pipeline {
     /// The first byte of an injection was written.
     pub(crate) fn on_began(&mut self, key: u64, at: Timestamp) {
         let Some(index) = self.index_of(key) else { return };
+        if let Some(writing) = self.writing.as_mut().filter(|writing| writing.key == key) {
+            writing.has_begun = true;
+        }
         let outstanding = &mut self.outstanding[index];
         // If an ack came between the request and the write, the text is typed all the same and changes nothing.
         if outstanding.delivery.begin_attempt(at) {
@@ -73,6 +76,50 @@ impl Pipeline {
         self.refused = Some((now + REFUSED_PAUSE, request));
     }
 
+    /// The terminal has failed to write an injection, which is handed over again later. A part of it may be there, but the
+    /// program has not received it: its Enter was not written.
+    pub(crate) fn on_write_failed(&mut self, now: Timestamp, request: TypeRequest) {
+        if let Some(writing) = self.writing.as_mut().filter(|writing| writing.key == request.key) {
+            writing.has_begun = false;
+            self.on_refused(now, request);
+        }
+    }
+
+    /// The terminal has given back an injection of which nothing was written.
+    pub(crate) fn on_recalled(&mut self, key: u64, now: Timestamp) {
+        if self.is_being_written(key) {
+            self.end_writing(now);
+        }
+    }
+
+    /// Lets the next injection start.
+    fn end_writing(&mut self, now: Timestamp) {
+        self.writing = None;
+        self.typing_since = None;
+        self.starts_at = Some(now);
+    }
+
+    /// Calls an injection back that is not to be typed any more, as long as it has not begun: its delivery has an
+    /// outcome, or the agent began to work before another copy could be typed.
+    pub(super) fn recall_needless(&mut self, now: Timestamp) -> Option<Effect> {
+        let writing = self.writing.filter(|writing| !writing.has_begun && !writing.is_recalled)?;
+        let delivery = &self.outstanding[self.index_of(writing.key)?].delivery;
+        let is_needless = match delivery.state() {
+            DeliveryState::Verified | DeliveryState::Closed | DeliveryState::Failed | DeliveryState::Cancelled => true,
+            DeliveryState::Unverified { .. } => delivery.attempt_count() < writing.attempt,
+            DeliveryState::Queued | DeliveryState::Injected | DeliveryState::ReinjectionDue { .. } => false,
+        };
+        if !is_needless {
+            return None;
+        }
+        if self.refused.take().is_some() {
+            self.end_writing(now);
+            return None;
+        }
+        self.writing = Some(Writing { is_recalled: true, ..writing });
+        Some(Effect::Recall(writing.key))
+    }
+
     /// Takes the refused injection whose pause is over.
     pub(super) fn take_refused(&mut self, now: Timestamp) -> Option<TypeRequest> {
         self.refused.take_if(|(due, _)| *due <= now).map(|(_, request)| request)
@@ -82,9 +129,10 @@ impl Pipeline {
     pub(crate) fn on_written(&mut self, key: u64, at: Timestamp) -> Vec<Effect> {
         self.typing_since = None;
         let Some(index) = self.index_of(key) else { return Vec::new() };
+        let has_begun = self.writing.is_none_or(|writing| writing.key != key || writing.has_begun);
         let outstanding = &mut self.outstanding[index];
         let attempt = outstanding.delivery.attempt_count();
-        if attempt == 0 || matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. }) {
+        if !has_begun {
             // The event about its beginning is still on the way.
             outstanding.written_at = Some(at);
         } else {
@@ -94,6 +142,7 @@ impl Pipeline {
         }
         outstanding.is_written = true;
         let held_back = std::mem::take(&mut outstanding.held_back);
+        outstanding.release_texts();
         let delivery = outstanding.reference();
         let is_task = outstanding.message.origin == Origin::Task;
         let proven = Proven { attempt: attempt.max(1), ..outstanding.proven() };
@@ -256,7 +305,7 @@ impl Pipeline {
     fn forget_finished(&mut self, now: Timestamp) -> Vec<Effect> {
         let mut effects = Vec::new();
         // The one that is being written stays: the end of its write opens the way for the next.
-        let writing = self.writing;
+        let writing = self.writing.map(|writing| writing.key);
         let is_over = |outstanding: &mut Outstanding| Some(outstanding.key) != writing && outstanding.is_over(now);
         for outstanding in self.outstanding.extract_if(.., is_over) {
             if let Some(watch) = outstanding.watch {
@@ -303,7 +352,9 @@ impl Pipeline {
 
     fn apply(&mut self, index: usize, delivery_effects: Vec<DeliveryEffect>) -> Vec<Effect> {
         let effects = delivery_effects.into_iter().flat_map(|effect| self.apply_one(index, effect)).collect();
-        self.outstanding[index].hold_back(effects)
+        let effects = self.outstanding[index].hold_back(effects);
+        self.outstanding[index].release_texts();
+        effects
     }
 
     fn apply_one(&mut self, index: usize, effect: DeliveryEffect) -> Vec<Effect> {
@@ -311,6 +362,7 @@ impl Pipeline {
         match effect {
             DeliveryEffect::Verified { proof, .. } => {
                 self.gate.pause.verified();
+                self.has_verdict = true;
                 self.judged(is_last);
                 let outstanding = &mut self.outstanding[index];
                 let patterns = self.profile.activity.iter().map(String::as_str);
@@ -320,6 +372,7 @@ impl Pipeline {
             }
             DeliveryEffect::Closed { reason, proof } => {
                 self.gate.pause.unverified();
+                self.has_verdict = true;
                 self.judged(is_last);
                 let latency_ms = proof.map_or(0, |proof| millis(proof.elapsed));
                 settle(&self.outstanding[index], false, "timeout_fallback", latency_ms, Some(reason.as_str()))
@@ -344,6 +397,7 @@ impl Pipeline {
             }
             DeliveryEffect::Failed(reason) => {
                 self.gate.pause.attempt_failed();
+                self.has_verdict = true;
                 self.judged(is_last);
                 let outstanding = &self.outstanding[index];
                 let attempts = outstanding.delivery.attempt_count();
@@ -391,7 +445,7 @@ fn settle(
         MatchDetail::Tokens => "tokens",
     });
     let settlement = Settlement {
-        message: outstanding.message.clone(),
+        message: outstanding.message.without_body(),
         level: proven.level,
         method: proven.method,
         confidence: proven.confidence,

@@ -70,6 +70,23 @@ impl Message {
         self.body.len() + self.delivery_id.len() + self.event_id.len() + self.target.len() + self.author.name.len()
     }
 
+    /// Facts about it, without its text.
+    pub(crate) fn without_body(&self) -> Self {
+        Self {
+            delivery_id: self.delivery_id.clone(),
+            event_id: self.event_id.clone(),
+            seq: self.seq,
+            author: self.author.clone(),
+            target: self.target.clone(),
+            body: String::new(),
+            thread_id: self.thread_id.clone(),
+            priority: self.priority,
+            urgency: self.urgency,
+            origin: self.origin,
+            queued_at_ms: self.queued_at_ms,
+        }
+    }
+
     /// Returns whether it takes room in the mailbox until it is typed.
     pub(crate) fn is_in_mailbox(&self) -> bool {
         match self.origin {

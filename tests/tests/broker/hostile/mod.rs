@@ -1,5 +1,6 @@
 //! Input that was made to break the broker: requests, names, bodies, ack files, runners, programs.
 
+mod forged_lines;
 mod sockets;
 
 use std::fs;
