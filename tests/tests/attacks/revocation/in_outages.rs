@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use relay_testkit::{
     binaries,
-    client::{Api, EventSource, NodeSocket, ObserverSocket},
+    client::{Api, EventSource, NodeSocket, NodeToken, ObserverSocket},
     ports::Port,
     proxy::TcpProxy,
     stack::{Backends, Service, ServiceSpec, Stack},
@@ -57,11 +57,21 @@ impl CutOffScene {
 
     /// A broker's socket at the gateway that will be cut off.
     async fn broker(&self, key: &Api, name: &str) -> Result<NodeSocket> {
-        let node = key.create_broker_node(&format!("node_{name}"), name).await?;
+        self.connect(&key.create_broker_node(&format!("node_{name}"), name).await?).await
+    }
+
+    async fn connect(&self, node: &NodeToken) -> Result<NodeSocket> {
         let mut socket = NodeSocket::connect(&self.cut_off.ws_url(), &node.token).await?;
-        socket.register_broker(&node.node_id, name, "run-1").await?;
+        socket.register_broker(&node.node_id, &node.name, "run-1").await?;
         Ok(socket)
     }
+}
+
+/// Sends a heartbeat with this name of the node.
+async fn rename(socket: &NodeSocket, name: &str) -> Result<()> {
+    let heartbeat =
+        json!({ "v": 1, "type": "node.heartbeat", "active_agents": 0, "handlers_live": true, "name": name });
+    socket.send_json(&heartbeat).await
 }
 
 #[tokio::test]
@@ -98,6 +108,41 @@ async fn without_hints_a_revocation_counts_within_a_second() -> Result<()> {
         let code = socket.closed(SOON).await?;
         ensure!(code == Some(1008), "the socket of a deleted node closed with {code:?}");
     }
+    Ok(())
+}
+
+/// A heartbeat with another name is served to a valid token only.
+#[tokio::test]
+async fn without_hints_a_revoked_node_keeps_its_name() -> Result<()> {
+    let scene = CutOffScene::start().await?;
+    let key = Api::create_workspace(scene.here(), "renamed").await?;
+    let witness = scene.broker(&key, "witness").await?;
+    let mut deleted = scene.broker(&key, "deleted").await?;
+    let stolen = key.create_broker_node("node_far", "far").await?;
+    let mut socket = scene.connect(&stolen).await?;
+    let with_stolen = key.with_token(&stolen.token).at(scene.cut_off.url());
+
+    scene.nats.cut();
+    // A check of all sockets closes this one, so that the next check is not due before the heartbeat.
+    key.delete("/v1/nodes/deleted").await?.success()?;
+    ensure!(deleted.closed(SOON).await? == Some(1008), "the socket of a deleted node");
+    key.create_broker_node("node_far", "far").await?;
+    wait::until("the token to be refused", SOON, || async {
+        with_stolen.get("/v1/channels").await.is_ok_and(|reply| reply.code() == "node_token_invalid")
+    })
+    .await;
+    rename(&socket, "taken").await?;
+    ensure!(socket.closed(SOON).await? == Some(1008), "the socket of a rotated token");
+    // Heartbeats are written together: the second of these names is written after those that came before the first.
+    for name in ["witness-1", "witness-2"] {
+        rename(&witness, name).await?;
+        wait::until_ok("the name of the other node", SOON, || async {
+            key.get(&format!("/v1/nodes/{name}")).await?.success()
+        })
+        .await?;
+    }
+    key.get("/v1/nodes/taken").await?.refused(404, "node_not_found")?;
+    key.get("/v1/nodes/far").await?.success()?;
     Ok(())
 }
 

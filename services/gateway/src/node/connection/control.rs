@@ -20,7 +20,8 @@ use relay_wire::{
     messages::batch::BatchBody,
     nodes::{
         frame::{
-            ActionResult, AgentRecover, AgentRegister, Capability, InboundFrame, Inventory, InventoryEntry, Spawn,
+            ActionResult, AgentRecover, AgentRegister, Capability, Heartbeat, InboundFrame, Inventory, InventoryEntry,
+            Spawn,
         },
         replies::{InventorySynced, RegisteredAgent, RejectedAgent},
     },
@@ -94,6 +95,8 @@ pub(super) enum RequestEffect {
     Listed(Vec<AgentId>),
     /// The agent is no longer hosted here.
     AgentLeft(AgentId),
+    /// The node has another name or other capabilities.
+    Heartbeat(Box<Heartbeat>),
     /// The provider deregistered: close.
     Deregistered,
     /// The token of the connection is not accepted any more: close.
@@ -159,9 +162,8 @@ impl ControlContext {
                     return Outcome { reply: Some(error_reply(id.as_deref(), &error)), effect: RequestEffect::None };
                 }
             },
-            InboundFrame::Heartbeat(_) | InboundFrame::Ack(_) | InboundFrame::Ignored => {
-                Ok((None, RequestEffect::None))
-            }
+            InboundFrame::Heartbeat(beat) => Ok((None, RequestEffect::Heartbeat(beat))),
+            InboundFrame::Ack(_) | InboundFrame::Ignored => Ok((None, RequestEffect::None)),
         };
         match done {
             Ok((data, effect)) => {

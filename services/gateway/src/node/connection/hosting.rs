@@ -68,6 +68,7 @@ impl ConnectionState {
                 self.named_agents.remove(&agent);
                 self.drop_agent(agent);
             }
+            RequestEffect::Heartbeat(beat) => self.record_heartbeat(*beat),
             RequestEffect::Deregistered => self.close((1000, "deregistered")),
             RequestEffect::Refused { close } => self.close(close),
             RequestEffect::RegistrationFailed { held, close } => {

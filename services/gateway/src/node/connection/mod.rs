@@ -8,6 +8,7 @@ mod control;
 mod delayed_acks;
 mod effects;
 mod flow;
+mod heartbeats;
 mod hosting;
 mod inbound;
 mod invocations;

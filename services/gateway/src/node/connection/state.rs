@@ -2,7 +2,8 @@
 //!
 //! [`ConnectionState`] is pure: it reads no clock, socket or storage. The facts that it needs of them
 //! come with every step as [`Conditions`]; [`Effect`]s leave it, which the task performs in order. Other files hold the
-//! rules of one subject: `hosting` for the served agents, `flow` for their deliveries, `requests` and `invocations`.
+//! rules of one subject: `hosting` for the served agents, `flow` for their deliveries, `heartbeats`, `requests` and
+//! `invocations`.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -12,19 +13,15 @@ use std::{
 use axum::extract::ws::Message;
 use relay_domain::{
     AgentId,
-    names::{MAX_NOTE_BYTES, check_length},
     nodes::{tags::check_repo_tag, takeover::ProbeOutcome},
 };
-use relay_engine::{
-    access::callers::NodeCaller,
-    mailboxes::serving::{Heartbeat, LiveCopy},
-};
+use relay_engine::{access::callers::NodeCaller, mailboxes::serving::LiveCopy};
 use relay_wire::nodes::frame::{self, InboundFrame};
 use tokio::time::Instant;
 
 use super::inbound::TOO_LARGE;
 use super::{
-    control::{self, Outcome, ProviderBinding, Request, RequestEffect},
+    control::{Outcome, ProviderBinding, Request, RequestEffect},
     effects::{Close, Conditions, Effect, Input},
     invocations::SentInvocations,
     jobs::{Job, JobResult, Read},
@@ -76,7 +73,7 @@ pub(super) struct ConnectionState {
     pub(super) queued: VecDeque<AgentId>,
     /// Number of agents whose broker has been asked for their position.
     pub(super) probing: usize,
-    requests: RequestQueue,
+    pub(super) requests: RequestQueue,
     /// Reply to a direct node's registration, sent once its agent is served.
     registration_reply: Option<String>,
     pub(super) relisting: Relisting,
@@ -235,7 +232,7 @@ impl ConnectionState {
         }
     }
 
-    fn refuse(&mut self, id: Option<&str>, code: &str, message: &str) {
+    pub(super) fn refuse(&mut self, id: Option<&str>, code: &str, message: &str) {
         self.send_text(frame::encode_error(id, code, message));
     }
 
@@ -246,7 +243,7 @@ impl ConnectionState {
         };
         match decoded.frame {
             InboundFrame::Ack(ack) => self.on_ack(&ack.agent, i64::try_from(ack.up_to_seq).unwrap_or(i64::MAX)),
-            InboundFrame::Heartbeat(beat) => self.on_heartbeat(decoded.id.as_deref(), *beat),
+            InboundFrame::Heartbeat(beat) => self.on_heartbeat(decoded.id, beat, memory),
             InboundFrame::Ignored => {}
             InboundFrame::Register(register)
                 if let Some(refusal) = declared_tags(&register).iter().find_map(|tag| check_repo_tag(tag).err()) =>
@@ -269,47 +266,10 @@ impl ConnectionState {
         }
     }
 
-    fn start_requests(&mut self) {
+    pub(super) fn start_requests(&mut self) {
         while let Some(job) = self.requests.start_next() {
             self.emit(Effect::Start(job));
         }
-    }
-
-    fn on_heartbeat(&mut self, id: Option<&str>, beat: frame::Heartbeat) {
-        if beat.node_id.as_ref().is_some_and(|node| *node != self.node.node_id.as_str()) {
-            return self.refuse(id, "node_id_mismatch", "node_id is not this connection's node");
-        }
-        if let Err(error) = control::check_capabilities(beat.capabilities.as_deref().unwrap_or_default()) {
-            return self.refuse(id, "invalid_message", &error.to_string());
-        }
-        let version = beat.version.as_deref().unwrap_or_default();
-        if let Err(error) = check_length("version", version, MAX_NOTE_BYTES) {
-            return self.refuse(id, "invalid_message", &error.to_string());
-        }
-        // A heartbeat before the registration has been handled is early, not invalid.
-        let Some(binding) = &mut self.binding else { return };
-        // Only a change renames the node: an operator's new name is not undone by heartbeats that repeat the old one.
-        let renamed = beat.name.filter(|name| *name != binding.declared_name);
-        if let Some(name) = &renamed {
-            binding.declared_name.clone_from(name);
-        }
-        let fence = &binding.fence;
-        let beat = Heartbeat {
-            scope: fence.scope,
-            node_id: fence.node_id.clone(),
-            provider: fence.provider.clone(),
-            epoch: fence.epoch,
-            load: beat.load.unwrap_or_default().clamp(0.0, 1.0),
-            // Providers that do not measure their load send 0.
-            load_measured: beat.load_reported.unwrap_or(beat.load.is_some_and(|load| load > 0.0)),
-            active_agents: i32::try_from(beat.active_agents).unwrap_or(i32::MAX),
-            max_agents: beat.max_agents.map(|most| i32::try_from(most).unwrap_or(i32::MAX)),
-            version: beat.version,
-            node_name: renamed,
-            handlers_live: beat.handlers_live,
-            capabilities: beat.capabilities.as_deref().map(control::stored_capabilities),
-        };
-        self.emit(Effect::Heartbeat(Box::new(beat)));
     }
 
     fn on_event(&mut self, event: Event) {
@@ -414,10 +374,17 @@ impl ConnectionState {
         match done {
             JobResult::Request(outcome) => {
                 self.requests.on_request_done();
-                if let RequestEffect::Registered(binding)
-                | RequestEffect::RegistrationFailed { held: Some(binding), .. } = outcome.effect
-                {
-                    self.binding = Some(binding);
+                match outcome.effect {
+                    RequestEffect::Registered(binding)
+                    | RequestEffect::RegistrationFailed { held: Some(binding), .. } => self.binding = Some(binding),
+                    RequestEffect::Heartbeat(beat) => self.record_heartbeat(*beat),
+                    RequestEffect::None
+                    | RequestEffect::Hosted { .. }
+                    | RequestEffect::Listed(_)
+                    | RequestEffect::AgentLeft(_)
+                    | RequestEffect::Deregistered
+                    | RequestEffect::Refused { .. }
+                    | RequestEffect::RegistrationFailed { held: None, .. } => {}
                 }
             }
             JobResult::Result(_) => self.requests.on_result_done(),

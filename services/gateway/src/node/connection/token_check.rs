@@ -14,7 +14,8 @@ use crate::node::{revocation::close_of_revoked, suspension::SUSPENDED_OR_DRAINED
 
 impl ControlContext {
     /// Returns the outcome of a request that is not to be served. While storage is unavailable, requests wait whose
-    /// clients take an error as final: registrations until `until`, results without a reply until the connection ends.
+    /// clients take an error as final or do not repeat them: registrations until `until`, results without a reply and
+    /// heartbeats that change the node until the connection ends.
     pub(super) async fn check_token(&self, request: &Request, until: Instant) -> Option<Outcome> {
         let checked = if matches!(request.frame, InboundFrame::Register(_)) {
             let checked = self.retry_until(until, || self.engine.access().check_node_token(self.token)).await;
@@ -22,8 +23,8 @@ impl ControlContext {
                 return Some(Outcome { reply: None, effect: self.registration_failed(None, TRY_AGAIN_LATER) });
             };
             checked
-        } else if matches!(request.frame, InboundFrame::ActionResult(_)) && request.id.is_none() {
-            self.check_token_of_result().await
+        } else if is_sent_once(request) {
+            self.check_token_until_known().await
         } else {
             self.engine.access().check_node_token(self.token).await
         };
@@ -38,7 +39,7 @@ impl ControlContext {
         }
     }
 
-    async fn check_token_of_result(&self) -> EngineResult<NodeTokenState> {
+    async fn check_token_until_known(&self) -> EngineResult<NodeTokenState> {
         loop {
             match self.engine.access().check_node_token(self.token).await {
                 Err(error) if EngineError::is_transient(&error) => tokio::time::sleep(RESULT_RETRY).await,
@@ -46,6 +47,12 @@ impl ControlContext {
             }
         }
     }
+}
+
+/// Returns whether the client neither learns of a refusal nor repeats the frame.
+const fn is_sent_once(request: &Request) -> bool {
+    matches!(request.frame, InboundFrame::Heartbeat(_))
+        || matches!(request.frame, InboundFrame::ActionResult(_)) && request.id.is_none()
 }
 
 const fn close_with(close: Close) -> Outcome {
