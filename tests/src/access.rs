@@ -1,4 +1,6 @@
-//! Every route of the gateway with its authentication class. Used by the tenancy tests.
+//! Every route of the gateway with its authentication class, and every right. Used by the tests of tenancy and rights.
+
+use serde_json::Value;
 
 /// Authentication class of a route (docs/protocol/rest.md, "Authentication classes").
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,37 +37,64 @@ pub enum Class {
     Socket,
 }
 
-/// Restriction of a route by rights (docs/protocol/rest.md, "Rights").
+/// Right, and the code without it.
+type RightAndCode = (&'static str, &'static str);
+
+/// Restriction of a route by rights, or to the handler of an action (docs/protocol/rest.md, "Rights").
 #[derive(Clone, Copy, Debug)]
 pub struct Restriction {
     pub method: &'static str,
     pub path: &'static str,
     /// Right that agents have by default, and the code without it.
-    pub closed_by: Option<(&'static str, &'static str)>,
+    pub closed_by: Option<RightAndCode>,
     /// Right that agents lack by default and that opens what belongs to others, and the code without it.
-    pub opened_by: Option<(&'static str, &'static str)>,
+    pub opened_by: Option<RightAndCode>,
+    /// Code for agents that do not handle the action. No right opens it.
+    pub handler_only: Option<&'static str>,
 }
 
-const fn closed(method: &'static str, path: &'static str, by: (&'static str, &'static str)) -> Restriction {
-    Restriction { method, path, closed_by: Some(by), opened_by: None }
+const fn closed_or_others(
+    (method, path): (&'static str, &'static str),
+    closed_by: RightAndCode,
+    opened_by: RightAndCode,
+) -> Restriction {
+    Restriction { method, path, closed_by: Some(closed_by), opened_by: Some(opened_by), handler_only: None }
 }
 
-const fn others(method: &'static str, path: &'static str, by: (&'static str, &'static str)) -> Restriction {
-    Restriction { method, path, closed_by: None, opened_by: Some(by) }
+const fn closed(method: &'static str, path: &'static str, by: RightAndCode) -> Restriction {
+    Restriction { method, path, closed_by: Some(by), opened_by: None, handler_only: None }
+}
+
+const fn others(method: &'static str, path: &'static str, by: RightAndCode) -> Restriction {
+    Restriction { method, path, closed_by: None, opened_by: Some(by), handler_only: None }
+}
+
+const fn handler_only(method: &'static str, path: &'static str) -> Restriction {
+    Restriction { method, path, closed_by: None, opened_by: None, handler_only: Some("forbidden") }
 }
 
 /// Rights that agents have by default.
 pub const DEFAULT_RIGHTS: [&str; 8] =
     ["send", "join", "spawn", "subscribe", "create_triggers", "define_actions", "release_spawned", "post_through_node"];
+/// Rights that agents lack by default.
+pub const FURTHER_RIGHTS: [&str; 4] = ["release_any", "read_any_invocation", "read_all_events", "trigger_any"];
 
-const SEND: (&str, &str) = ("send", "send_denied");
-const JOIN: (&str, &str) = ("join", "join_denied");
-const RELEASE: (&str, &str) = ("release_spawned", "release_denied");
-const RELEASE_ANY: (&str, &str) = ("release_any", "agent_not_spawned_by_caller");
-const ALL_EVENTS: (&str, &str) = ("read_all_events", "subscription_not_own");
-const TRIGGER_ANY: (&str, &str) = ("trigger_any", "trigger_not_own");
+/// Returns settings that give these rights, and settings of the others that deny them.
+#[must_use]
+pub fn settings_of_rights(granted: &[&str]) -> Value {
+    let all = DEFAULT_RIGHTS.iter().chain(&FURTHER_RIGHTS);
+    all.map(|right| ((*right).to_owned(), Value::Bool(granted.contains(right)))).collect()
+}
 
-/// Every route that rights restrict.
+const SEND: RightAndCode = ("send", "send_denied");
+const JOIN: RightAndCode = ("join", "join_denied");
+const RELEASE: RightAndCode = ("release_spawned", "release_denied");
+const RELEASE_ANY: RightAndCode = ("release_any", "agent_not_spawned_by_caller");
+const ALL_EVENTS: RightAndCode = ("read_all_events", "subscription_not_own");
+const TRIGGER_ANY: RightAndCode = ("trigger_any", "trigger_not_own");
+
+/// Every route that rights restrict, or that is for the handler of an action. `POST /v1/messages/batch` has an outcome for
+/// each post instead.
 pub const RESTRICTIONS: &[Restriction] = &[
     closed("POST", "/v1/channels", JOIN),
     closed("POST", "/v1/channels/{channel}/join", JOIN),
@@ -81,19 +110,9 @@ pub const RESTRICTIONS: &[Restriction] = &[
     closed("POST", "/v1/dm/{conversation}/participants", SEND),
     closed("DELETE", "/v1/dm/{conversation}/participants/{agent}", SEND),
     closed("POST", "/v1/agents/spawn", ("spawn", "spawn_denied")),
-    Restriction { method: "POST", path: "/v1/agents/release", closed_by: Some(RELEASE), opened_by: Some(RELEASE_ANY) },
-    Restriction {
-        method: "POST",
-        path: "/v1/agents/release-exact",
-        closed_by: Some(RELEASE),
-        opened_by: Some(RELEASE_ANY),
-    },
-    Restriction {
-        method: "DELETE",
-        path: "/v1/agents/{agent}",
-        closed_by: Some(("release_spawned", "agent_not_spawned_by_caller")),
-        opened_by: Some(RELEASE_ANY),
-    },
+    closed_or_others(("POST", "/v1/agents/release"), RELEASE, RELEASE_ANY),
+    closed_or_others(("POST", "/v1/agents/release-exact"), RELEASE, RELEASE_ANY),
+    closed_or_others(("DELETE", "/v1/agents/{agent}"), ("release_spawned", "agent_not_spawned_by_caller"), RELEASE_ANY),
     closed("POST", "/v1/subscriptions", ("subscribe", "subscribe_denied")),
     others("GET", "/v1/subscriptions/{subscription}", ALL_EVENTS),
     others("DELETE", "/v1/subscriptions/{subscription}", ALL_EVENTS),
@@ -102,6 +121,8 @@ pub const RESTRICTIONS: &[Restriction] = &[
     others("POST", "/v1/subscriptions/{subscription}/deliveries/{number}/replay", ALL_EVENTS),
     closed("POST", "/v1/actions", ("define_actions", "define_actions_denied")),
     others("GET", "/v1/actions/{action}/invocations/{invocation}", ("read_any_invocation", "invocation_not_own")),
+    handler_only("DELETE", "/v1/actions/{action}"),
+    handler_only("POST", "/v1/actions/{action}/invocations/{invocation}/complete"),
     closed("POST", "/v1/triggers", ("create_triggers", "trigger_denied")),
     others("PATCH", "/v1/triggers/{trigger}", TRIGGER_ANY),
     others("DELETE", "/v1/triggers/{trigger}", TRIGGER_ANY),

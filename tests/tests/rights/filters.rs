@@ -1,17 +1,19 @@
-//! Every reading route with every observer filter: no answer contains what the filter hides.
+//! Every reading route with every observer filter and under different rights of agents: no answer contains what the filter
+//! hides.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use relay_acceptance::{
-    access::{Class, ROUTES},
+    access::{Class, DEFAULT_RIGHTS, FURTHER_RIGHTS, ROUTES, settings_of_rights},
     raw::Raw,
     room::text,
 };
 use relay_testkit::{client::Api, shared};
 use serde_json::{Value, json};
 
-const SCOPES: [&str; 12] = [
+/// Every scope of observer tokens.
+pub(super) const SCOPES: [&str; 12] = [
     "stream:read",
     "messages:read",
     "threads:read",
@@ -111,6 +113,20 @@ impl World {
         ]
     }
 
+    /// Returns the paths that observers may read. Sockets and streams send the events of the log, which is among them.
+    fn reading_paths(&self) -> Vec<String> {
+        let is_read = |class: &Class| {
+            matches!(
+                class,
+                Class::Observe | Class::ReadAnything | Class::Read | Class::ReadOrAgent | Class::ReadOrAgentOrNode
+            )
+        };
+        let is_stream = |path: &str| matches!(path, "/v1/ws" | "/v1/workspace/events/stream");
+        let routes =
+            ROUTES.iter().filter(|(method, path, class, _)| *method == "GET" && is_read(class) && !is_stream(path));
+        routes.flat_map(|(_, path, ..)| self.paths(path)).collect()
+    }
+
     /// Returns a path with every value of its placeholder.
     fn paths(&self, path: &str) -> Vec<String> {
         let query = match path {
@@ -130,21 +146,19 @@ impl World {
 #[tokio::test]
 async fn no_reading_route_shows_what_a_filter_hides() -> Result<()> {
     let world = World::new().await?;
-    let (mut checked, mut shown) = (0, 0);
+    let mut readers = Vec::new();
     for (number, (filters, hidden)) in world.filters().into_iter().enumerate() {
         let token = json!({ "name": format!("reader-{number}"), "scopes": SCOPES, "filters": filters });
         let token = world.key.post("/v1/observer-tokens", token).await?.success()?;
-        let reader = world.key.with_token(text(&token["token"]));
-        for (method, path, class, _) in ROUTES {
-            let is_read = matches!(
-                class,
-                Class::Observe | Class::ReadAnything | Class::Read | Class::ReadOrAgent | Class::ReadOrAgentOrNode
-            );
-            // Sockets and streams send the events of the log, which is read here.
-            if !is_read || *method != "GET" || matches!(*path, "/v1/ws" | "/v1/workspace/events/stream") {
-                continue;
-            }
-            for path in world.paths(path) {
+        readers.push((world.key.with_token(text(&token["token"])), filters, hidden));
+    }
+    let (mut checked, mut shown) = (0, Vec::new());
+    // Observers are no agents: a policy opens and closes nothing to them.
+    for granted in [&DEFAULT_RIGHTS[..], &FURTHER_RIGHTS] {
+        world.key.patch("/v1/workspace", json!({ "policy": settings_of_rights(granted) })).await?.success()?;
+        let mut answers = 0;
+        for (reader, filters, hidden) in &readers {
+            for path in world.reading_paths() {
                 let reply = reader.get(&path).await?;
                 ensure!(reply.status < 500, "{path}: {}", reply.body);
                 // A refusal repeats the name that was asked for.
@@ -152,16 +166,18 @@ async fn no_reading_route_shows_what_a_filter_hides() -> Result<()> {
                     continue;
                 }
                 let answer = reply.body.to_string();
-                for word in hidden {
+                for word in *hidden {
                     assert!(!answer.contains(word), "{path} with {filters} shows {word:?}: {answer}");
                 }
                 checked += 1;
-                shown += usize::from(answer.contains("shown words"));
+                answers += usize::from(answer.contains("shown words"));
             }
         }
+        shown.push(answers);
     }
-    assert!(checked > 150, "only {checked} answers");
-    assert!(shown > 10, "the visible message was in {shown} answers only");
+    assert!(checked > 300, "only {checked} answers");
+    assert!(shown[0] > 10, "the visible message was in {shown:?} answers only");
+    assert_eq!(shown[0], shown[1], "a policy of agents changed what observers see");
     Ok(())
 }
 

@@ -2,5 +2,6 @@
 
 mod filters;
 mod matrix;
+mod nodes;
 mod rules;
 mod subscriptions;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use relay_acceptance::{
-    access::{Class, DEFAULT_RIGHTS, RESTRICTIONS, ROUTES, Restriction},
+    access::{Class, DEFAULT_RIGHTS, FURTHER_RIGHTS, RESTRICTIONS, ROUTES, Restriction, settings_of_rights},
     raw::Raw,
     room::{rows, text},
 };
@@ -15,6 +15,8 @@ use relay_testkit::{
 };
 use serde_json::{Value, json};
 use sqlx::{Connection as _, PgConnection};
+
+use super::filters::SCOPES;
 
 /// Routes that are checked beside each other, each in a world of its own.
 const AT_A_TIME: usize = 4;
@@ -26,6 +28,8 @@ struct World {
     /// Values of placeholders: of ann's objects and of bob's.
     own: BTreeMap<&'static str, String>,
     others: BTreeMap<&'static str, String>,
+    /// Those of ann, with an action that it handles.
+    handled: BTreeMap<&'static str, String>,
 }
 
 /// Creates what an agent can own; `child` is an agent that it spawned.
@@ -75,11 +79,26 @@ impl World {
             .await?;
         let own = owned_by(&as_ann, &child, "build");
         let (own, others) = tokio::try_join!(own, owned_by(&as_bob, &stranger, "build"))?;
-        Ok(Self { key, ann, own, others })
+        as_ann.post("/v1/actions", json!({ "name": "review", "handler_agent": "ann" })).await?.success()?;
+        let review = as_bob.post("/v1/actions/review/invoke", json!({})).await?.success()?;
+        let mut handled = own.clone();
+        handled.insert("{action}", "review".to_owned());
+        handled.insert("{invocation}", text(&review["invocation_id"]).to_owned());
+        Ok(Self { key, ann, own, others, handled })
     }
 
     fn fill(template: &str, names: &BTreeMap<&'static str, String>) -> String {
         names.iter().fold(template.to_owned(), |text, (hole, name)| text.replace(hole, name))
+    }
+
+    /// Tokens that are no agent's: of a broker, of ann's own node, and of an observer with every scope.
+    async fn other_tokens(&self) -> Result<Vec<(&'static str, String)>> {
+        let broker = self.key.create_broker_node("node_box", "box").await?;
+        let own = self.key.as_agent(&self.ann).direct_node_token().await?;
+        let observer = json!({ "name": "all", "scopes": SCOPES, "filters": { "include_dms": true } });
+        let observer = self.key.post("/v1/observer-tokens", observer).await?.success()?;
+        let observer = text(&observer["token"]).to_owned();
+        Ok(vec![("a broker", broker.token), ("ann's node", own.token), ("an observer", observer)])
     }
 
     /// Sends a request of the table with a token.
@@ -89,7 +108,7 @@ impl World {
         token: &str,
         names: &BTreeMap<&'static str, String>,
     ) -> Result<Reply> {
-        let body = body_of(restriction.method, restriction.path)?;
+        let (_, body) = class_and_body(restriction.method, restriction.path)?;
         let path = Self::fill(restriction.path, names);
         send(self.key.base(), restriction.method, &path, &Self::fill(&body, names), token).await
     }
@@ -115,15 +134,16 @@ impl World {
     }
 }
 
-/// Returns the body of a route, with what makes it valid for the caller.
-fn body_of(method: &str, path: &str) -> Result<String> {
-    let (_, _, _, body) =
+/// Returns the class of a route, and its body with what makes it valid for the caller.
+fn class_and_body(method: &str, path: &str) -> Result<(Class, String)> {
+    let (_, _, class, body) =
         ROUTES.iter().find(|(m, p, ..)| (*m, *p) == (method, path)).with_context(|| format!("{method} {path}"))?;
-    Ok(match path {
+    let body = match path {
         "/v1/agents/release-exact" => body.replace(r#""7""#, r#""{agent_id}""#),
         "/v1/actions" => body.replace("{agent}", "ann"),
         _ => (*body).to_owned(),
-    })
+    };
+    Ok((*class, body))
 }
 
 async fn send(base: &str, method: &str, path: &str, body: &str, token: &str) -> Result<Reply> {
@@ -194,29 +214,68 @@ async fn a_further_right_opens_what_belongs_to_others() -> Result<()> {
     .await
 }
 
-/// An owner needs no further right, and the workspace key none at all.
 #[tokio::test]
-async fn owners_and_the_key_are_never_refused() -> Result<()> {
+async fn no_right_opens_what_is_for_the_handler_of_an_action() -> Result<()> {
     check_each(|restriction| async move {
+        let Some(code) = restriction.handler_only else { return Ok(()) };
         let world = World::new().await?;
-        for (who, token, names) in
-            [("ann", world.ann.token.as_str(), &world.own), ("the key", world.key.token(), &world.others)]
-        {
-            if who == "the key" {
-                world.set_policy(closed_rights()).await?;
-            }
-            let reply = world.call(restriction, token, names).await?;
-            let what = format!("{} {} by {who}: {} {}", restriction.method, restriction.path, reply.status, reply.body);
-            assert!(!is_refused(&reply) && reply.status < 500 || reply.status == 503, "{what}");
+        let what = format!("{} {} of another", restriction.method, restriction.path);
+        for granted in [&DEFAULT_RIGHTS[..], &[&DEFAULT_RIGHTS[..], &FURTHER_RIGHTS].concat()] {
+            world.set_policy(settings_of_rights(granted)).await?;
+            let refused = world.call(restriction, &world.ann.token, &world.others).await?;
+            assert_eq!((refused.status, refused.code()), (403, code), "{what} with {granted:?}: {}", refused.body);
         }
-        Ok(())
+        world.expect_one_event(code, "").await
     })
     .await
 }
 
-/// All default rights, closed.
-fn closed_rights() -> Value {
-    DEFAULT_RIGHTS.iter().map(|right| ((*right).to_owned(), Value::Bool(false))).collect()
+/// Tokens that are no agent's have no rights that a setting could open or close. Refusals change nothing, so that all
+/// share a world.
+#[tokio::test]
+async fn no_right_opens_a_route_of_agents_to_nodes_and_observers() -> Result<()> {
+    let world = World::new().await?;
+    let tokens = world.other_tokens().await?;
+    for granted in [&[][..], &[&DEFAULT_RIGHTS[..], &FURTHER_RIGHTS].concat()] {
+        world.set_policy(settings_of_rights(granted)).await?;
+        for restriction in RESTRICTIONS {
+            let (class, _) = class_and_body(restriction.method, restriction.path)?;
+            for (who, token) in &tokens {
+                let code = if *who == "an observer" { "observer_token_forbidden" } else { "node_token_forbidden" };
+                // The rights of the author count: `nodes` has these.
+                if class == Class::Sender && code == "node_token_forbidden" {
+                    continue;
+                }
+                let what = format!("{} {} by {who} with {granted:?}", restriction.method, restriction.path);
+                let refused = world.call(restriction, token, &world.own).await?;
+                assert_eq!((refused.status, refused.code()), (401, code), "{what}: {}", refused.body);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An owner needs no further right, a handler no right, and the workspace key none at all.
+#[tokio::test]
+async fn owners_and_the_key_are_never_refused() -> Result<()> {
+    check_each(|restriction| async move {
+        let world = World::new().await?;
+        let is_for_handlers = restriction.handler_only.is_some();
+        let own = if is_for_handlers { &world.handled } else { &world.own };
+        for (who, token, names) in
+            [("ann", world.ann.token.as_str(), own), ("the key", world.key.token(), &world.others)]
+        {
+            if who == "the key" || is_for_handlers {
+                world.set_policy(settings_of_rights(&[])).await?;
+            }
+            let reply = world.call(restriction, token, names).await?;
+            let what = format!("{} {} by {who}: {} {}", restriction.method, restriction.path, reply.status, reply.body);
+            assert!(!is_refused(&reply) && reply.status < 500 || reply.status == 503, "{what}");
+            assert!(!is_for_handlers || reply.is_success(), "{what}");
+        }
+        Ok(())
+    })
+    .await
 }
 
 /// No route outside of the table depends on rights, with any token that it accepts. Reads change nothing, so they share a
@@ -237,18 +296,38 @@ async fn no_other_route_depends_on_rights() -> Result<()> {
         .map(|(method, path, _, body)| (*method, *path, *body))
         .partition(|(method, ..)| *method == "GET");
     assert!(reads.len() + changes.len() > 40, "only {} routes", reads.len() + changes.len());
-    let worlds = std::iter::once(reads).chain(changes.into_iter().map(|change| vec![change]));
-    let checks = worlds.map(|routes| async move {
+    let checks = changes.into_iter().map(|(method, path, body)| async move {
         let world = World::new().await?;
-        world.set_override(closed_rights()).await?;
-        for (method, path, body) in routes {
-            let (path, body) = (World::fill(path, &world.own), World::fill(body, &world.own));
-            let reply = send(world.key.base(), method, &path, &body, &world.ann.token).await?;
-            assert!(!is_refused(&reply), "{method} {path}: {} {}", reply.status, reply.body);
-        }
+        world.set_override(settings_of_rights(&[])).await?;
+        let (path, body) = (World::fill(path, &world.own), World::fill(body, &world.own));
+        let reply = send(world.key.base(), method, &path, &body, &world.ann.token).await?;
+        assert!(!is_refused(&reply), "{method} {path}: {} {}", reply.status, reply.body);
         anyhow::Ok(())
     });
-    stream::iter(checks).buffer_unordered(AT_A_TIME).try_collect().await
+    let changes = stream::iter(checks).buffer_unordered(AT_A_TIME).try_collect::<()>();
+    tokio::try_join!(changes, check_reads(&reads)).map(drop)
+}
+
+/// Checks that reads have the same outcome with every token, whatever the rights of agents are.
+async fn check_reads(reads: &[(&str, &str, &str)]) -> Result<()> {
+    let world = World::new().await?;
+    let mut tokens = world.other_tokens().await?;
+    tokens.extend([("ann", world.ann.token.clone()), ("the key", world.key.token().to_owned())]);
+    let outcomes = async || {
+        let mut outcomes = Vec::new();
+        for (method, path, body) in reads {
+            for (who, token) in &tokens {
+                let path = World::fill(path, &world.own);
+                let reply = send(world.key.base(), method, &path, body, token).await?;
+                outcomes.push((format!("{method} {path} by {who}"), reply.status, reply.code().to_owned()));
+            }
+        }
+        anyhow::Ok(outcomes)
+    };
+    let by_default = outcomes().await?;
+    world.set_policy(settings_of_rights(&FURTHER_RIGHTS)).await?;
+    assert_eq!(outcomes().await?, by_default, "with every right reversed");
+    Ok(())
 }
 
 /// A deletion without the right to release is refused as any other agent's is.
