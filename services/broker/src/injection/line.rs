@@ -42,7 +42,7 @@ impl TypedLine {
         Self { line: String::new(), expected: ExpectedEcho::new("", "", "", "") }
     }
 
-    /// Returns whether the echo may show [`EXIT_WORD`] on a line of its own. A full-screen program wraps a line at any
+    /// Returns whether the echo may show [`EXIT_WORD`] on a line of its own. A program may wrap a line at any
     /// width, so the word anywhere in a message is enough. A task comes with the agent and not from a sender, and may
     /// say how to end: there only such a line counts.
     pub(super) fn may_echo_exit(&self, origin: Origin) -> bool {

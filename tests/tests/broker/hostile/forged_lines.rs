@@ -1,14 +1,17 @@
 //! Bodies that would put a line of their own choice into a terminal: a header of another sender, or `/exit`.
 
+use std::fs;
+
 use anyhow::{Context as _, Result, ensure};
 use relay_testkit::{node::FakeAgent, wait};
+use serde_json::json;
 
 use crate::scene::{SOON, Scene};
 
 /// Bytes of a line in canonical mode.
 const LINE: usize = 4095;
-/// Columns in which the full-screen fake agent wraps.
-const COLUMNS: usize = 76;
+/// Columns in which a program wraps.
+const COLUMNS: usize = 60;
 
 /// Returns the length of the header in front of the bodies of one sender.
 async fn header_length(scene: &Scene, name: &str, agent: &FakeAgent) -> Result<usize> {
@@ -55,17 +58,32 @@ async fn a_line_that_the_terminal_breaks_makes_no_line_of_the_sender() -> Result
     Ok(())
 }
 
+/// Shows its messages in rows of a few columns, as programs do that draw their own lines, and notes them.
+const WRAPPING: &str = "stty -echo; printf '> '; \
+    while read -r line; do echo \"$line\" | fold -w \"$0\"; echo \"$line\" >> \"$1\"; printf '> '; done";
+
 #[tokio::test]
-async fn a_wrapped_line_ends_no_agent() -> Result<()> {
+async fn a_line_that_a_program_wraps_ends_no_agent() -> Result<()> {
     let scene = Scene::new("wrapped-lines").await?;
-    let agent = scene.spawn("rows", "screen", &[]).await?;
-    let header = header_length(&scene, "rows", &agent).await?;
+    let notes = scene.broker.folder().join("notes");
+    let body = json!({ "name": "rows", "cli": "sh", "args": ["-c", WRAPPING, COLUMNS.to_string(), notes] });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
+    let noted = async |end: &str| {
+        wait::until_ok(end, SOON, || async {
+            let text = fs::read_to_string(&notes)?;
+            text.lines().find(|line| line.ends_with(end)).map(str::to_owned).with_context(|| text.clone())
+        })
+        .await
+    };
+    scene.sender.dm("rows", "first").await?.success()?;
+    let header = noted("]: first").await?.len() - "first".len();
     let padding = "x".repeat(COLUMNS - header % COLUMNS);
     scene.sender.dm("rows", &format!("{padding}/exit")).await?.success()?;
-    wait_for_last(&scene, "rows", &agent).await?;
+    scene.sender.dm("rows", "last").await?.success()?;
+    noted("]: last").await.with_context(|| scene.broker.log_tail(30))?;
     let screen = scene.broker.call("GET", "/api/spawned/rows/snapshot?format=plain", None).await?.body;
-    let rows = screen.to_string();
-    assert!(rows.contains("x\\n/exit"), "the word is no row of its own: {rows}");
+    let screen = screen["screen"].as_str().context("a screen")?;
+    assert!(screen.lines().any(|row| row.trim() == "/exit"), "the word is no line of its own: {screen}");
     let exits = scene.broker.events("rows", "agent_exit").await?;
     assert!(exits.is_empty(), "{exits:?}");
     assert_eq!(scene.broker.names().await?, ["rows"], "a message has ended the agent");
