@@ -95,8 +95,10 @@ pub(super) enum RequestEffect {
     Listed(Vec<AgentId>),
     /// The agent is no longer hosted here.
     AgentLeft(AgentId),
-    /// The node has another name or other capabilities.
-    Heartbeat(Box<Heartbeat>),
+    /// The heartbeat declares a change, and the token is valid.
+    ChangeChecked(Box<Heartbeat>),
+    /// The heartbeat declares a change, and the token could not be checked.
+    ChangeUnchecked(Box<Heartbeat>),
     /// The provider deregistered: close.
     Deregistered,
     /// The token of the connection is not accepted any more: close.
@@ -162,7 +164,7 @@ impl ControlContext {
                     return Outcome { reply: Some(error_reply(id.as_deref(), &error)), effect: RequestEffect::None };
                 }
             },
-            InboundFrame::Heartbeat(beat) => Ok((None, RequestEffect::Heartbeat(beat))),
+            InboundFrame::Heartbeat(beat) => Ok((None, RequestEffect::ChangeChecked(beat))),
             InboundFrame::Ack(_) | InboundFrame::Ignored => Ok((None, RequestEffect::None)),
         };
         match done {

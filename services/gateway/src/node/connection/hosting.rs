@@ -68,7 +68,11 @@ impl ConnectionState {
                 self.named_agents.remove(&agent);
                 self.drop_agent(agent);
             }
-            RequestEffect::Heartbeat(beat) => self.record_heartbeat(*beat),
+            RequestEffect::ChangeChecked(beat) => {
+                self.on_change_checked(*beat);
+                self.request_change();
+            }
+            RequestEffect::ChangeUnchecked(beat) => self.on_change_unchecked(*beat),
             RequestEffect::Deregistered => self.close((1000, "deregistered")),
             RequestEffect::Refused { close } => self.close(close),
             RequestEffect::RegistrationFailed { held, close } => {

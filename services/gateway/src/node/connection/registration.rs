@@ -69,7 +69,8 @@ impl ControlContext {
             is_broker: !self.direct && version.starts_with(BROKER_VERSION),
             rereads_after_ack: self.direct && version.starts_with(REREADING_CLIENT_VERSION),
             capabilities: frame.capabilities.len(),
-            declared_name: frame.name.clone(),
+            // That of a direct node is ignored, however long it is.
+            declared_name: if self.direct { String::new() } else { frame.name.clone() },
         };
         // The provider is taken by now: from here on the connection registers, or releases it.
         let node =

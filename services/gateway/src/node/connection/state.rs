@@ -23,6 +23,7 @@ use super::inbound::TOO_LARGE;
 use super::{
     control::{Outcome, ProviderBinding, Request, RequestEffect},
     effects::{Close, Conditions, Effect, Input},
+    heartbeats::DeclaredChanges,
     invocations::SentInvocations,
     jobs::{Job, JobResult, Read},
     pacing::Pacing,
@@ -74,6 +75,7 @@ pub(super) struct ConnectionState {
     /// Number of agents whose broker has been asked for their position.
     pub(super) probing: usize,
     pub(super) requests: RequestQueue,
+    pub(super) changes: DeclaredChanges,
     /// Reply to a direct node's registration, sent once its agent is served.
     registration_reply: Option<String>,
     pub(super) relisting: Relisting,
@@ -125,6 +127,7 @@ impl ConnectionState {
             queued: VecDeque::new(),
             probing: 0,
             requests: RequestQueue::default(),
+            changes: DeclaredChanges::default(),
             registration_reply: None,
             relisting: Relisting::Idle,
             is_repairing: false,
@@ -243,7 +246,7 @@ impl ConnectionState {
         };
         match decoded.frame {
             InboundFrame::Ack(ack) => self.on_ack(&ack.agent, i64::try_from(ack.up_to_seq).unwrap_or(i64::MAX)),
-            InboundFrame::Heartbeat(beat) => self.on_heartbeat(decoded.id, beat, memory),
+            InboundFrame::Heartbeat(beat) => self.on_heartbeat(decoded.id.as_deref(), *beat, memory),
             InboundFrame::Ignored => {}
             InboundFrame::Register(register)
                 if let Some(refusal) = declared_tags(&register).iter().find_map(|tag| check_repo_tag(tag).err()) =>
@@ -377,8 +380,9 @@ impl ConnectionState {
                 match outcome.effect {
                     RequestEffect::Registered(binding)
                     | RequestEffect::RegistrationFailed { held: Some(binding), .. } => self.binding = Some(binding),
-                    RequestEffect::Heartbeat(beat) => self.record_heartbeat(*beat),
+                    RequestEffect::ChangeChecked(beat) => self.on_change_checked(*beat),
                     RequestEffect::None
+                    | RequestEffect::ChangeUnchecked(_)
                     | RequestEffect::Hosted { .. }
                     | RequestEffect::Listed(_)
                     | RequestEffect::AgentLeft(_)

@@ -14,8 +14,7 @@ use crate::node::{revocation::close_of_revoked, suspension::SUSPENDED_OR_DRAINED
 
 impl ControlContext {
     /// Returns the outcome of a request that is not to be served. While storage is unavailable, requests wait whose
-    /// clients take an error as final or do not repeat them: registrations until `until`, results without a reply and
-    /// heartbeats that change the node until the connection ends.
+    /// clients take an error as final: registrations until `until`, results without a reply until the connection ends.
     pub(super) async fn check_token(&self, request: &Request, until: Instant) -> Option<Outcome> {
         let checked = if matches!(request.frame, InboundFrame::Register(_)) {
             let checked = self.retry_until(until, || self.engine.access().check_node_token(self.token)).await;
@@ -23,23 +22,27 @@ impl ControlContext {
                 return Some(Outcome { reply: None, effect: self.registration_failed(None, TRY_AGAIN_LATER) });
             };
             checked
-        } else if is_sent_once(request) {
-            self.check_token_until_known().await
+        } else if matches!(request.frame, InboundFrame::ActionResult(_)) && request.id.is_none() {
+            self.check_token_of_result().await
         } else {
             self.engine.access().check_node_token(self.token).await
         };
-        match checked {
-            Ok(NodeTokenState::Valid) => None,
-            Ok(NodeTokenState::Revoked) => Some(close_with(close_of_revoked(self.direct))),
-            Ok(NodeTokenState::SuspendedOrDrained) => Some(close_with(SUSPENDED_OR_DRAINED)),
-            Err(error) => {
+        match (checked, &request.frame) {
+            (Ok(NodeTokenState::Valid), _) => None,
+            (Ok(NodeTokenState::Revoked), _) => Some(close_with(close_of_revoked(self.direct))),
+            (Ok(NodeTokenState::SuspendedOrDrained), _) => Some(close_with(SUSPENDED_OR_DRAINED)),
+            // The next heartbeat repeats the request.
+            (Err(_), InboundFrame::Heartbeat(beat)) => {
+                Some(Outcome { reply: None, effect: RequestEffect::ChangeUnchecked(beat.clone()) })
+            }
+            (Err(error), _) => {
                 let reply = error_reply(request.id.as_deref(), &error.into());
                 Some(Outcome { reply: Some(reply), effect: RequestEffect::None })
             }
         }
     }
 
-    async fn check_token_until_known(&self) -> EngineResult<NodeTokenState> {
+    async fn check_token_of_result(&self) -> EngineResult<NodeTokenState> {
         loop {
             match self.engine.access().check_node_token(self.token).await {
                 Err(error) if EngineError::is_transient(&error) => tokio::time::sleep(RESULT_RETRY).await,
@@ -47,12 +50,6 @@ impl ControlContext {
             }
         }
     }
-}
-
-/// Returns whether the client neither learns of a refusal nor repeats the frame.
-const fn is_sent_once(request: &Request) -> bool {
-    matches!(request.frame, InboundFrame::Heartbeat(_))
-        || matches!(request.frame, InboundFrame::ActionResult(_)) && request.id.is_none()
 }
 
 const fn close_with(close: Close) -> Outcome {

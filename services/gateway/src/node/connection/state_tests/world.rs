@@ -9,16 +9,17 @@ use relay_engine::{
     EngineError,
     access::callers::NodeCaller,
     mailboxes::serving::{
-        Fence, LiveCopy, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayBody, ReplayFrame,
+        Fence, Heartbeat, LiveCopy, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayBody, ReplayFrame,
     },
 };
+use relay_wire::nodes::frame::InboundFrame;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{Action, RECOVERY_EPOCH, live};
 use crate::node::{
     connection::{
-        control::{Outcome, ProviderBinding, RequestEffect},
+        control::{Outcome, ProviderBinding, Request, RequestEffect},
         effects::{Conditions, Effect, Input},
         jobs::{Job, JobResult, Read, ServeTarget},
         outbound::Room,
@@ -88,6 +89,8 @@ pub(super) struct World {
     room: usize,
     pub(super) mailboxes: BTreeMap<AgentId, Mailbox>,
     jobs: Vec<(Instant, Job)>,
+    /// Recorded heartbeats.
+    pub(super) beats: Vec<Heartbeat>,
     /// Agent names of outstanding barriers and probes, oldest first.
     questions: Vec<String>,
     /// Frames that no barrier has confirmed, and those before each outstanding barrier.
@@ -122,6 +125,7 @@ impl World {
             room: 30,
             mailboxes: mailboxes.collect(),
             jobs: Vec::new(),
+            beats: Vec::new(),
             questions: Vec::new(),
             unconfirmed: 0,
             since_barrier: 0,
@@ -230,13 +234,13 @@ impl World {
             }
             Effect::StoreAckAt { agent, floor, .. } => assert!(floor <= self.mailbox(agent).sent),
             Effect::Acked { agent, floor, .. } => assert!(floor <= self.mailbox(agent).sent),
+            Effect::Heartbeat(beat) => self.beats.push(*beat),
             Effect::NextSeq { agent, next } => {
                 assert!(self.mailbox(agent).last_frame.is_none_or(|last| next == last + 1));
             }
             Effect::Ping
             | Effect::Register
             | Effect::ReclaimRoute { .. }
-            | Effect::Heartbeat(_)
             | Effect::InvocationSent(_)
             | Effect::OutcomeSent(_)
             | Effect::OutcomeMissed(_)
@@ -344,6 +348,26 @@ impl World {
             Job::Read(Read::StoredAck { agent, floor }) => JobResult::AckStored { agent, floor },
         };
         self.step(Input::Job(done));
+    }
+
+    /// Receives a heartbeat with these fields.
+    pub(super) fn beat(&mut self, fields: &str) {
+        self.receive(&format!(r#"{{"v":1,"type":"node.heartbeat",{fields}}}"#));
+    }
+
+    /// Finishes the check of a declared change; returns `false` if none is in progress.
+    pub(super) fn finish_check(&mut self, is_known: bool) -> bool {
+        let beat = |job: &Job| match job {
+            Job::Request(Request { frame: InboundFrame::Heartbeat(beat), .. }) => Some(beat.clone()),
+            _ => None,
+        };
+        let Some((index, beat)) = self.jobs.iter().enumerate().find_map(|(n, (_, job))| Some((n, beat(job)?))) else {
+            return false;
+        };
+        self.jobs.remove(index);
+        let effect = if is_known { RequestEffect::ChangeChecked(beat) } else { RequestEffect::ChangeUnchecked(beat) };
+        self.step(Input::Job(JobResult::Request(Box::new(Outcome { reply: None, effect }))));
+        true
     }
 
     fn fail_repair(&mut self) {
