@@ -1,5 +1,6 @@
 //! Property tests of the connection state without a socket: random inputs, and what must hold of the effects.
 
+mod heartbeats;
 mod world;
 
 use std::time::Duration;
@@ -87,27 +88,6 @@ fn a_broker_that_confirms_nothing_is_not_polled() {
     world.act(Action::Answer { is_restarted: false });
     world.act(Action::FinishJob(0));
     assert!(sent(&world) > before);
-}
-
-#[test]
-fn a_declared_change_waits_for_its_check_and_the_load_does_not() {
-    let mut world = World::new(Peer::Broker, &[(0, 0)]);
-    world.act(Action::FinishJob(0));
-    let names = |world: &World| -> Vec<_> { world.beats.iter().filter_map(|beat| beat.node_name.clone()).collect() };
-    world.beat(r#""active_agents":1,"name":"b","max_agents":3"#);
-    world.beat(r#""active_agents":2,"name":"c""#);
-    let agents: Vec<_> = world.beats.iter().map(|beat| (beat.active_agents, beat.max_agents)).collect();
-    assert_eq!((agents, names(&world)), (vec![(1, None), (2, None)], vec![]));
-    // Unchecked, it is requested again by the next heartbeat, with the newer name.
-    assert!(world.finish_check(false) && !world.finish_check(true));
-    world.beat(r#""active_agents":3"#);
-    assert!(world.finish_check(true) && !world.finish_check(true));
-    let last = world.beats.last().unwrap();
-    assert_eq!((names(&world), last.active_agents, last.max_agents), (vec!["c".to_owned()], 3, Some(3)));
-    // What has not changed needs no check, nor does a name that no node can have.
-    world.beat(r#""name":"c","max_agents":3,"active_agents":4"#);
-    world.beat(&format!(r#""name":"{}""#, "x".repeat(129)));
-    assert!(!world.finish_check(true));
 }
 
 proptest! {

@@ -12,14 +12,13 @@ use relay_engine::{
         Fence, Heartbeat, LiveCopy, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayBody, ReplayFrame,
     },
 };
-use relay_wire::nodes::frame::InboundFrame;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{Action, RECOVERY_EPOCH, live};
 use crate::node::{
     connection::{
-        control::{Outcome, ProviderBinding, Request, RequestEffect},
+        control::{Outcome, ProviderBinding, RequestEffect},
         effects::{Conditions, Effect, Input},
         jobs::{Job, JobResult, Read, ServeTarget},
         outbound::Room,
@@ -88,7 +87,7 @@ pub(super) struct World {
     is_trusted: bool,
     room: usize,
     pub(super) mailboxes: BTreeMap<AgentId, Mailbox>,
-    jobs: Vec<(Instant, Job)>,
+    pub(super) jobs: Vec<(Instant, Job)>,
     /// Recorded heartbeats.
     pub(super) beats: Vec<Heartbeat>,
     /// Agent names of outstanding barriers and probes, oldest first.
@@ -145,7 +144,7 @@ impl World {
         self.mailboxes.get_mut(&agent).unwrap()
     }
 
-    fn receive(&mut self, frame: &str) {
+    pub(super) fn receive(&mut self, frame: &str) {
         self.step(Input::Message(Message::Text(frame.into()), None));
     }
 
@@ -348,26 +347,6 @@ impl World {
             Job::Read(Read::StoredAck { agent, floor }) => JobResult::AckStored { agent, floor },
         };
         self.step(Input::Job(done));
-    }
-
-    /// Receives a heartbeat with these fields.
-    pub(super) fn beat(&mut self, fields: &str) {
-        self.receive(&format!(r#"{{"v":1,"type":"node.heartbeat",{fields}}}"#));
-    }
-
-    /// Finishes the check of a declared change; returns `false` if none is in progress.
-    pub(super) fn finish_check(&mut self, is_known: bool) -> bool {
-        let beat = |job: &Job| match job {
-            Job::Request(Request { frame: InboundFrame::Heartbeat(beat), .. }) => Some(beat.clone()),
-            _ => None,
-        };
-        let Some((index, beat)) = self.jobs.iter().enumerate().find_map(|(n, (_, job))| Some((n, beat(job)?))) else {
-            return false;
-        };
-        self.jobs.remove(index);
-        let effect = if is_known { RequestEffect::ChangeChecked(beat) } else { RequestEffect::ChangeUnchecked(beat) };
-        self.step(Input::Job(JobResult::Request(Box::new(Outcome { reply: None, effect }))));
-        true
     }
 
     fn fail_repair(&mut self) {
