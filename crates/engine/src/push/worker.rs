@@ -175,8 +175,7 @@ impl PushWorker {
         if !secrets.suffice_for(&row.settings.auth) {
             return Err(EngineError::Internal(Fault::EndpointSecretUnusable));
         }
-        let family = self.core.family(scope).await;
-        Ok(Some(PushEndpoint { family, settings: row.settings, secrets, health: row.health }))
+        Ok(Some(PushEndpoint { family: row.family, settings: row.settings, secrets, health: row.health }))
     }
 
     /// Claims the one call that probes an endpoint after the breaker's open period.

@@ -12,7 +12,6 @@ use relay_domain::{
         dispatch::{CallAttempt, PendingCall, SubscriptionClaim},
         secrets::SubscriptionSecrets,
     },
-    workspaces::family::FamilyId,
 };
 pub use relay_store::subscriptions::dispatch::LeasedSubscription as Lease;
 use relay_store::subscriptions::dispatch::MatchedEvent;
@@ -34,8 +33,6 @@ const WATCHED_AT_ONCE: i64 = 1000;
 #[derive(Debug)]
 pub struct LeasedSubscription {
     pub lease: Lease,
-    /// Tenant that its calls count for.
-    pub family: FamilyId,
     /// `None` when they cannot be decrypted here, or do not suffice for the signature scheme.
     pub secrets: Option<SubscriptionSecrets>,
 }
@@ -77,12 +74,8 @@ impl Subscriptions {
         for error in &claimed.corrupt {
             tracing::error!(error = error as &dyn std::error::Error, "a subscription is corrupt, skipping it");
         }
-        let mut leased = Vec::with_capacity(claimed.leased.len());
-        for lease in claimed.leased {
-            let family = self.core.family(lease.scope).await;
-            leased.push(LeasedSubscription { family, secrets: self.usable_secrets(&lease), lease });
-        }
-        Ok(leased)
+        let open = |lease| LeasedSubscription { secrets: self.usable_secrets(&lease), lease };
+        Ok(claimed.leased.into_iter().map(open).collect())
     }
 
     /// Returns the secrets of a subscription if they can be decrypted here and suffice for its signature scheme.
@@ -114,7 +107,7 @@ impl Subscriptions {
         if since >= head {
             return Ok(EventsMatched::None);
         }
-        let _memory = self.core.bodies.reserve(self.core.family(lease.scope).await, MATCH_BYTES).await;
+        let _memory = self.core.bodies.reserve(lease.family, MATCH_BYTES).await;
         let mut records = store.events_since(lease.scope, since, EVENTS_AT_ONCE).await?;
         // Retention may have dropped the remaining events.
         let mut last = records
@@ -185,7 +178,7 @@ impl Subscriptions {
             }
         }
         let (fitting, bytes) = self.core.store.fitting_calls(lease, limit, CALL_BYTES).await?;
-        let memory = self.core.bodies.reserve(self.core.family(lease.scope).await, bytes).await;
+        let memory = self.core.bodies.reserve(lease.family, bytes).await;
         let calls = if fitting == 0 { Vec::new() } else { self.core.store.pending_calls(lease, fitting).await? };
         Ok((calls, memory))
     }

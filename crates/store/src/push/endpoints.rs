@@ -10,6 +10,7 @@ use relay_domain::{
         endpoint::{EndpointHealth, EndpointReport},
         settings::EndpointSettings,
     },
+    workspaces::family::FamilyId,
 };
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 
@@ -21,6 +22,8 @@ use crate::{
 /// Call settings of an http_push node, with the health of its endpoint.
 #[derive(Debug, Clone)]
 pub struct EndpointRow {
+    /// Tenant that its calls count for.
+    pub family: FamilyId,
     pub settings: EndpointSettings,
     pub secret: Option<EncryptedSecret>,
     pub health: EndpointHealth,
@@ -32,6 +35,7 @@ impl FromRow<'_, PgRow> for EndpointRow {
         let key_id: Option<String> = row.try_get("sealed_key_id")?;
         let bytes: Option<Vec<u8>> = row.try_get("sealed")?;
         Ok(Self {
+            family: FamilyId::of_workspace(row.try_get("family")?, None),
             settings,
             secret: key_id.zip(bytes).map(|(key_id, bytes)| EncryptedSecret { key_id, bytes }),
             health: HealthRow::from_row(row)?.0,
@@ -56,9 +60,10 @@ impl Store {
     /// Reads the endpoint of an http_push node. `None` when there is no such node.
     pub async fn push_endpoint(&self, scope: WorkspaceScope, node: &NodeId) -> StoreResult<Option<EndpointRow>> {
         let row = sqlx::query(formatcp!(
-            "SELECT n.node_id, n.delivery, n.sealed_key_id, n.sealed, coalesce(e.failures, 0) AS failures, e.open_until,
-                    e.paused_until
+            "SELECT n.node_id, n.delivery, n.sealed_key_id, n.sealed, coalesce(w.created_by, n.workspace_id) AS family,
+                    coalesce(e.failures, 0) AS failures, e.open_until, e.paused_until
                FROM nodes n
+               LEFT JOIN workspaces w ON w.workspace_id = n.workspace_id
                LEFT JOIN push_endpoints e ON e.workspace_id = n.workspace_id AND e.node_id = n.node_id
               WHERE n.workspace_id = $1 AND n.node_id = $2 AND n.kind = '{HTTP_PUSH}'"
         ))

@@ -14,6 +14,7 @@ use relay_domain::{
         DisabledReason, EventFilter, SignatureScheme,
         dispatch::{CallAttempt, ClaimedHealth, PendingCall, SubscriptionClaim},
     },
+    workspaces::family::FamilyId,
 };
 use relay_wire::{events::recorded_data::SubscriptionDisabled, field::ToValue as _};
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
@@ -32,6 +33,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct LeasedSubscription {
     pub scope: WorkspaceScope,
+    /// Tenant that its calls count for.
+    pub family: FamilyId,
     pub id: SubscriptionId,
     /// Fences the holder's writes.
     pub epoch: i64,
@@ -59,6 +62,7 @@ impl FromRow<'_, PgRow> for LeasedSubscription {
         let bytes: Option<Vec<u8>> = row.try_get("sealed")?;
         Ok(Self {
             scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
+            family: FamilyId::of_workspace(row.try_get("family")?, None),
             id: row.try_get("subscription_id")?,
             epoch: row.try_get("lease_epoch")?,
             events: row.try_get("events")?,
@@ -143,7 +147,7 @@ WITH due AS (
      WHERE s.lease_owner = $1 AND s.lease_until > relay_now() AND (s.failures >= $4) = $3
      GROUP BY 1
 ), claimed AS (
-    SELECT s.workspace_id, s.subscription_id
+    SELECT s.workspace_id, s.subscription_id, family
       FROM subscriptions s
       JOIN due USING (workspace_id, subscription_id)
       LEFT JOIN held USING (family)
@@ -155,8 +159,8 @@ UPDATE subscriptions s
    SET lease_owner = $1, lease_epoch = lease_epoch + 1, lease_until = relay_now() + make_interval(secs => $6)
   FROM claimed
  WHERE s.workspace_id = claimed.workspace_id AND s.subscription_id = claimed.subscription_id
-RETURNING s.workspace_id, s.subscription_id, s.lease_epoch, s.events, s.filter, s.created_by, s.url, s.signature_scheme,
-          s.secret_key_id, s.sealed, s.event_cursor, s.failures, s.failing_since"
+RETURNING s.workspace_id, claimed.family, s.subscription_id, s.lease_epoch, s.events, s.filter, s.created_by, s.url,
+          s.signature_scheme, s.secret_key_id, s.sealed, s.event_cursor, s.failures, s.failing_since"
 );
 
 // Moves the cursor and queues in one statement under the lease. The unique event seq makes a repeated match harmless: after

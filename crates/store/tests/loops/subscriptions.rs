@@ -214,6 +214,11 @@ async fn child_workspaces_have_the_places_of_their_root() {
         let claim = SubscriptionClaim { limit: 64, per_family: 3, ..claim_by("one") };
         let leased = db.store.claim_subscriptions(claim).await.unwrap().leased;
         let of_family = leased.iter().filter(|leased| leased.scope.workspace_id().get() < WORKSPACE + 3).count();
+        for leased in &leased {
+            let workspace = leased.scope.workspace_id().get();
+            let root = if workspace < WORKSPACE + 3 { WORKSPACE } else { workspace };
+            assert_eq!(leased.family.root().get(), root, "calls of {workspace} count for its root");
+        }
         (of_family, leased.len() - of_family)
     };
     assert_eq!(claim().await, (3, 3));

@@ -45,8 +45,8 @@ impl SubscriptionQueue for EngineSubscriptionQueue {
 
     async fn claim(&self, claim: SubscriptionClaim<'_>) -> QueueResult<Vec<LeasedSubscription<Lease>>> {
         let claimed = self.0.subscriptions().claim(claim).await.map_err(queue_error)?;
-        let leased = |subscriptions::LeasedSubscription { lease, family, secrets }| LeasedSubscription {
-            family,
+        let leased = |subscriptions::LeasedSubscription { lease, secrets }| LeasedSubscription {
+            family: lease.family,
             id: lease.id,
             url: lease.url.clone(),
             signature_scheme: lease.signature_scheme,

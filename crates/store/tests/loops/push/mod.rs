@@ -3,7 +3,14 @@ mod recovery;
 
 use std::time::Duration;
 
-use relay_domain::PushWorkerId;
+use relay_domain::{
+    NodeId, PushWorkerId, WorkspaceId, WorkspaceScope,
+    push::{
+        AckMode, PushOrdering,
+        settings::{EndpointAuth, EndpointSettings},
+    },
+};
+use serde_json::json;
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -83,4 +90,30 @@ async fn families_take_turns_with_due_mailboxes() {
     let claimed = db.store.claim_due_mailboxes(worker, 4).await.unwrap();
     let of_other = claimed.iter().filter(|mailbox| mailbox.scope.workspace_id().get() == 5).count();
     assert_eq!((claimed.len(), of_other), (4, 2));
+}
+
+#[tokio::test]
+async fn calls_to_an_endpoint_of_a_child_workspace_count_for_its_root() {
+    let db = Database::fresh().await;
+    let settings = EndpointSettings {
+        url: "https://127.0.0.1:9".to_owned(),
+        ack_mode: AckMode::Manual,
+        auth: EndpointAuth::None,
+        use_proxy: false,
+        ordering: PushOrdering::Seq,
+        retry: None,
+    };
+    db.run(&format!(
+        "INSERT INTO workspaces (workspace_id, name, created_at, created_by)
+         VALUES (1, 'root', now(), NULL), (2, 'child', now(), 1), (3, 'other', now(), NULL);
+         INSERT INTO nodes (workspace_id, node_id, name, kind, created_at, delivery)
+         SELECT n, '{NODE}', 'hook', 'http_push', now(), '{}' FROM generate_series(1, 3) AS n",
+        json!(settings)
+    ))
+    .await;
+    for (workspace, root) in [(1, 1), (2, 1), (3, 3)] {
+        let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(workspace));
+        let endpoint = db.store.push_endpoint(scope, &NodeId::new(NODE)).await.unwrap().unwrap();
+        assert_eq!(endpoint.family.root().get(), root, "{workspace}");
+    }
 }
