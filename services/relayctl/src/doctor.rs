@@ -5,7 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use relay_admin::{Finding, Installation, Verdict, examine};
-use relay_engine::{access::secrets::KeyList, settings::NatsConfig};
+use relay_engine::{
+    access::secrets::KeyList,
+    settings::{NatsConfig, Switch},
+};
 
 use crate::{connection::Database, output::Output};
 
@@ -22,8 +25,8 @@ pub(crate) struct Arguments {
     #[arg(long, env = "RELAY_SIGNING_SECRET", hide_env_values = true)]
     signing_secret: Option<String>,
     /// As for gateways. With `on`, missing keys are a finding.
-    #[arg(long, env = "RELAY_HOSTED")]
-    hosted: Option<String>,
+    #[arg(long, env = "RELAY_HOSTED", value_enum, default_value_t = Switch::Off)]
+    hosted: Switch,
 }
 
 pub(crate) async fn run(arguments: &Arguments, out: Output) -> Result<ExitCode> {
@@ -32,7 +35,7 @@ pub(crate) async fn run(arguments: &Arguments, out: Output) -> Result<ExitCode> 
         nats: arguments.nats.servers(),
         secret_keys: arguments.secret_keys.clone(),
         has_signing_secret: arguments.signing_secret.as_ref().is_some_and(|secret| !secret.is_empty()),
-        hosted: arguments.hosted.as_deref() == Some("on"),
+        hosted: arguments.hosted == Switch::On,
     };
     let findings = examine(&installation).await;
     if out.is_json() {

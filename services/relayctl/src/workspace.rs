@@ -17,7 +17,12 @@ use relay_domain::{
         usage::{Granularity, UsageBucket},
     },
 };
-use relay_engine::{EngineError, error::Missing, settings::NatsServers, workspaces::usage::UsageQuery};
+use relay_engine::{
+    EngineError,
+    error::Missing,
+    settings::{NatsServers, Switch},
+    workspaces::usage::UsageQuery,
+};
 use serde_json::json;
 
 use crate::{
@@ -38,8 +43,8 @@ pub(crate) enum Command {
         #[arg(long, env = "RELAY_DEFAULT_PLAN", value_parser = quotas::parse_plan)]
         plan: Option<Plan>,
         /// As for gateways. Only the default of the plan depends on it here.
-        #[arg(long, env = "RELAY_HOSTED")]
-        hosted: Option<String>,
+        #[arg(long, env = "RELAY_HOSTED", value_enum, default_value_t = Switch::Off)]
+        hosted: Switch,
     },
     /// List workspaces, including deleted ones, oldest first.
     List {
@@ -148,8 +153,10 @@ pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
     match command {
         Command::Create { database, name, plan, hosted } => {
             // The same default as that of gateways.
-            let default_plan = if hosted.as_deref() == Some("on") { Plan::Free } else { Plan::Enterprise };
-            let plan = plan.unwrap_or(default_plan);
+            let plan = plan.unwrap_or(match hosted {
+                Switch::On => Plan::Free,
+                Switch::Off => Plan::Enterprise,
+            });
             let made = database.connect()?.create_workspace(&name, plan).await.context("create the workspace")?;
             out.print_value(&json!({ "workspace_id": made.workspace_id, "name": name, "api_key": made.key }), |_| {
                 format!("workspace {}\nkey {}\nThe key is shown this once.", made.workspace_id, made.key)
@@ -328,4 +335,23 @@ fn format_erasure(id: &str, erasure: &Erasure) -> String {
         lines.push(format!("{}: {rows}", place.table));
     }
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Parser as _, error::ErrorKind};
+
+    use crate::Arguments;
+
+    #[test]
+    fn hosted_takes_on_and_off_only() {
+        for command in [&["workspace", "create", "w"][..], &["doctor", "--nats-url", "nats://n"]] {
+            let parse = |value| {
+                let line = [&["relayctl"], command, &["--database-url", "postgres://p", "--hosted", value]].concat();
+                Arguments::try_parse_from(line).map(drop).map_err(|error| error.kind())
+            };
+            assert_eq!([parse("on"), parse("off")], [Ok(()), Ok(())], "{command:?}");
+            assert_eq!(parse("true"), Err(ErrorKind::InvalidValue), "{command:?}");
+        }
+    }
 }
