@@ -240,10 +240,10 @@ impl Endpoints {
         {
             return Ok(Err(call::after(self.storage.now(), pause)));
         }
-        let Some(of_family) = wait_for_slot(&endpoint.family_slots, CROWDED_CHECK_EVERY, &is_crowded).await else {
+        let Some(family_slot) = wait_for_slot(&endpoint.family_slots, CROWDED_CHECK_EVERY, &is_crowded).await else {
             return crowded_out();
         };
-        let pass = CallPermit { _slots: [own, of_family, acquire_slot(&self.all).await] };
+        let pass = CallPermit { _slots: [own, family_slot, acquire_slot(&self.all).await] };
         // Last: the probe of an open breaker must be made by the worker that claims it.
         Ok(self.check_breaker(endpoint).await?.map_or(Ok(pass), Err))
     }

@@ -23,11 +23,11 @@ pub use queue::{FailureRun, LeasedSubscription, QueuedEvents, SubscriptionQueue}
 use crate::{QueueResult, destinations::Destinations};
 
 /// Subscriptions served at once by one worker.
-const SLOTS: usize = 64;
+const SLOTS: u16 = 64;
 /// Slots of failing subscriptions, in addition: a hanging endpoint occupies one for 10 s.
-const FAILING_SLOTS: usize = 16;
-/// One tenant (a family of workspaces) may take one part in so many of the slots of either kind.
-const SHARES: usize = 4;
+const FAILING_SLOTS: u16 = 16;
+/// One tenant (a family of workspaces) may take a quarter of the slots of each kind.
+const SHARES: u16 = 4;
 /// A call takes 10 s at most and waits 2 s for its turn; the lease is renewed after each.
 const LEASE: Duration = Duration::from_secs(15);
 /// Interval at which workspaces with subscriptions to single deliveries are marked as watched. The mark lasts 10 min.
@@ -62,8 +62,8 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
             queue,
             destinations,
             owner: format!("{}-{:08x}", std::process::id(), fastrand::u32(..)),
-            slots: Arc::new(Semaphore::new(SLOTS)),
-            failing_slots: Arc::new(Semaphore::new(FAILING_SLOTS)),
+            slots: Arc::new(Semaphore::new(usize::from(SLOTS))),
+            failing_slots: Arc::new(Semaphore::new(usize::from(FAILING_SLOTS))),
             serving: TaskTracker::new(),
             stop: CancellationToken::new(),
             watched_at: Mutex::default(),
@@ -89,7 +89,7 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
                 health,
                 failing_from: PROBE_FAILURES,
                 limit: free,
-                per_family: i64::try_from(all / SHARES).unwrap_or(i64::MAX),
+                per_family: i64::from(all / SHARES),
                 lease: LEASE,
             };
             for leased in self.queue.claim(claim).await? {
