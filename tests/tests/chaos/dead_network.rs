@@ -19,8 +19,8 @@ use relay_testkit::{
 
 /// Limit for a loaded machine.
 const SOON: Duration = Duration::from_secs(30);
-/// The session of the lock is given up after 12 s, and the connections of the repair after 5 s more.
-const SERVED_WITHIN: Duration = Duration::from_secs(40);
+/// The session of the lock is given up after 32 s, and the connections of the repair after 5 s more.
+const SERVED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Statement of a repair that changes something first.
 const REPAIR: &[u8] = b"UPDATE event_heads SET next_seq = next_seq +";
@@ -29,8 +29,9 @@ const REPAIR: &[u8] = b"UPDATE event_heads SET next_seq = next_seq +";
 /// virtual address. New connections are served. The flag says when.
 fn lose_connections_at(scene: &Scene, statement: &'static [u8]) -> Arc<AtomicBool> {
     let lost = Arc::new(AtomicBool::new(false));
+    let proxy = scene.stack.postgres_proxy();
     let (fired, mut before) = (Arc::clone(&lost), HashSet::new());
-    scene.stack.postgres_proxy().set_filter(Direction::ToServer, move |connection, chunk| {
+    proxy.set_filter(Direction::ToServer, move |connection, chunk| {
         if !fired.load(Ordering::Relaxed) {
             before.insert(connection);
             let carries = chunk.windows(statement.len()).any(|part| part == statement);
@@ -38,6 +39,16 @@ fn lose_connections_at(scene: &Scene, statement: &'static [u8]) -> Arc<AtomicBoo
         }
         if fired.load(Ordering::Relaxed) && before.contains(&connection) {
             chunk.clear();
+        }
+        Verdict::Forward
+    });
+    // Postgres ends sessions without signs of life, and the process does not learn it.
+    let (fired, mut before) = (Arc::clone(&lost), HashSet::new());
+    proxy.set_filter(Direction::ToClient, move |connection, _| {
+        if !fired.load(Ordering::Relaxed) {
+            before.insert(connection);
+        } else if before.contains(&connection) {
+            return Verdict::DropThenStall;
         }
         Verdict::Forward
     });

@@ -42,6 +42,8 @@ pub enum Verdict {
     DropThenCut,
     /// Drop it, then reset this connection only.
     DropThenReset,
+    /// Drop it, and forward nothing more in this direction, not even the end of the connection.
+    DropThenStall,
 }
 
 /// Proxy with its own address in front of one server.

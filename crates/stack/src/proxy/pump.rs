@@ -118,6 +118,7 @@ impl Pump<'_> {
                     return End::Reset;
                 }
                 Verdict::DropThenReset => return End::Reset,
+                Verdict::DropThenStall => return std::future::pending().await,
             }
             if to.write_all(&chunk).await.is_err() {
                 return End::Reset;

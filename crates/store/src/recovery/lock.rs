@@ -10,8 +10,9 @@ use crate::statement_timeout::StatementTimeout as _;
 
 /// Interval of signs of life on the connection.
 const PING_EVERY: Duration = Duration::from_secs(2);
-/// Wait for an answer. While Postgres is slow the lock remains: Postgres decides when the session ends.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Silence of Postgres after which its connection counts as dead. A repair loads Postgres itself, and must not end
+/// because an answer is late. The lock may end before: Postgres ends the session by its own limits.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Limits after which Postgres ends a session without signs of life: a process that is stopped, and a host that is lost.
 const LIMITS: [(&str, &str); 4] = [
     ("idle_session_timeout", "10s"),
@@ -35,7 +36,7 @@ impl RecoveryLock {
         Self { keeper }
     }
 
-    /// Waits until the session of the lock no longer answers: others may hold the lock.
+    /// Waits until the session of the lock has ended, or is silent for half a minute: others may hold the lock.
     pub async fn ended(&mut self) {
         // The only task of the set.
         let _ = self.keeper.join_next().await;
@@ -52,8 +53,8 @@ pub(super) async fn connect(options: &PgConnectOptions) -> sqlx::Result<PgConnec
     PgConnection::connect_with(&options.clone().options(LIMITS)).with_timeout().await
 }
 
-/// Sends signs of life until one is not answered. The process then gives up its recovery. One that was frozen may go on for
-/// a moment: once another process begins the recovery again, its transactions fail.
+/// Sends signs of life until one fails or is not answered. The process then gives up its recovery. One that was frozen
+/// may go on for a moment: once another process begins the recovery again, its transactions fail.
 async fn keep_alive(mut connection: PgConnection) {
     loop {
         tokio::time::sleep(PING_EVERY).await;
