@@ -52,9 +52,7 @@ impl Drop for ProcessGroup {
 
 /// Kills all processes that were started with a marker.
 pub(crate) async fn end_marked(host: &PtyHost, marker: &str) {
-    // No process has this id: only the marker is looked for.
-    let root = ProcessIdentity { pid: -1, start_ticks: 0 };
-    let leftover = Leftover { root, marker: marker.into() };
+    let leftover = Leftover { root: ProcessIdentity::NONE, marker: marker.into() };
     match host.end_leftovers(&[leftover], Duration::ZERO).await {
         Ok(report) if report.survivors.is_empty() => {}
         Ok(report) => tracing::error!(survivors = ?report.survivors, "processes outlive their program"),

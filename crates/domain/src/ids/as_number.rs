@@ -14,7 +14,7 @@ pub trait NumericId: Copy {
 /// Serializes an id as a number.
 ///
 /// # Errors
-/// Those of the serializer.
+/// If the serializer fails.
 pub fn serialize<I: NumericId, S: Serializer>(id: &I, serializer: S) -> Result<S::Ok, S::Error> {
     id.to_number().serialize(serializer)
 }
@@ -34,7 +34,7 @@ pub mod option {
     /// Serializes an id as a number, or as null.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// If the serializer fails.
     pub fn serialize<I: NumericId, S: Serializer>(id: &Option<I>, serializer: S) -> Result<S::Ok, S::Error> {
         id.map(I::to_number).serialize(serializer)
     }

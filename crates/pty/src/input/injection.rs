@@ -151,6 +151,7 @@ mod tests {
         assert_eq!(lines.concat(), text.replace('\n', ""));
         assert_eq!(Injection::new(text.clone()).steps(modes(false, false))[0], Step::Write(text.into()));
     }
+
     #[test]
     fn pieces_of_a_long_line_begin_with_the_continuation() {
         // A character of two bytes stands across the first break, and one of four bytes across the second.

@@ -20,6 +20,11 @@ pub struct ProcessIdentity {
     pub start_ticks: u64,
 }
 
+impl ProcessIdentity {
+    /// Identity of no process. Leftovers with it are found by their marker only.
+    pub const NONE: Self = Self { pid: -1, start_ticks: 0 };
+}
+
 /// One process at the moment of the scan.
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessEntry {

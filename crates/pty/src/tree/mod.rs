@@ -59,9 +59,11 @@ impl Tree {
         let mut known = lock(&self.known);
         // Another process with the root's id: then nothing is left of the session that had this id as well.
         let session_reused = table.entries.get(&self.root.pid).is_some_and(|entry| entry.identity != self.root);
+        // The kernel shows a process that is being released with the session -1, which is the id of `NONE`.
+        let has_session = self.root != ProcessIdentity::NONE && !session_reused;
         let is_seed = |entry: &ProcessEntry| {
             entry.identity == self.root
-                || (entry.session == self.root.pid && !session_reused)
+                || (entry.session == self.root.pid && has_session)
                 || known.contains(&entry.identity)
                 || entry.marker.as_ref() == Some(&self.marker)
         };
@@ -167,5 +169,18 @@ mod tests {
         let mut reused = entry(100, OWN, 100, None);
         reused.identity.start_ticks = 2;
         assert_eq!(pids(&tree(), &table([reused, entry(101, 100, 100, None)])), [0; 0]);
+    }
+
+    #[test]
+    fn a_tree_without_a_root_has_only_marked_processes_and_their_descendants() {
+        let tree = Tree::new(ProcessIdentity::NONE, "mine".into());
+        let table = table([
+            // One that is being released, and a child that it has not lost yet.
+            entry(200, 1, -1, None),
+            entry(201, 200, 200, None),
+            entry(300, 1, 300, Some("mine")),
+            entry(301, 300, 301, None),
+        ]);
+        assert_eq!(pids(&tree, &table), [300, 301]);
     }
 }

@@ -14,7 +14,7 @@ use super::{AgentHandle, AgentSpec, Services};
 /// Variable that marks all processes of an agent.
 pub(crate) const MARKER: &str = "AGENT_RELAY_SPAWN_ID";
 
-/// Variables of the broker that agents must not have: they control the broker and every agent.
+/// Variables that control the broker and every agent, and those about the broker's own session and terminal.
 const WITHHELD: [&str; 6] =
     ["RELAY_BROKER_API_KEY", "RELAY_NODE_TOKEN", "RELAY_BROKER_URL", "CLAUDECODE", "LINES", "COLUMNS"];
 /// Workspaces with their keys.
@@ -90,7 +90,8 @@ pub(super) fn environment(
     environment
 }
 
-/// Variables of the broker with its secrets, and those that are about its own terminal. No program inherits them.
+/// Variables of the broker that neither agents nor a supervised runner inherit. Either may be given some of them: an
+/// agent the keys of its workspace by [`environment`], a runner those in the `env` of its registration.
 pub(crate) fn withheld_variables() -> impl Iterator<Item = &'static str> {
     WITHHELD.into_iter().chain(WORKSPACE_KEYS).chain([WORKSPACES])
 }

@@ -219,7 +219,7 @@ impl Spawner {
         if let Some(headless) = launch.handle.spec.headless.clone() {
             let marker = uuid::Uuid::new_v4().simple().to_string();
             // No process runs yet: its processes are found by the marker.
-            launch.write_down(marker.clone(), ProcessIdentity { pid: -1, start_ticks: 0 }).await?;
+            launch.write_down(marker.clone(), ProcessIdentity::NONE).await?;
             let base = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
             let task = HeadlessTask::new(base, headless, marker)?;
             return Ok(Started { handle, pid: None, life: Box::pin(task.run()) });

@@ -186,7 +186,7 @@ async fn read_workspace(engine: &Engine, key: &str) -> Result<Value, EngineError
 /// The workspace that an earlier broker on this state has created at the same engine, or a new one. Agents that are
 /// started again belong to the earlier one.
 async fn own_workspace(engine: &Engine, request: &JoinRequest) -> Result<(String, Value)> {
-    let content = std::fs::read(&request.key_file).ok();
+    let content = tokio::fs::read(&request.key_file).await.ok();
     let created: Option<CreatedWorkspace> = content.and_then(|content| serde_json::from_slice(&content).ok());
     if let Some(CreatedWorkspace { api_key, .. }) = created.filter(|created| created.base_url == engine.base_url()) {
         match read_workspace(engine, &api_key).await {

@@ -5,7 +5,7 @@ use relay_verification::{
     strategy::{Learned, Strategy},
 };
 
-use super::{AckAnswer, DeliveryMode, Effect, Lead, Pipeline, Profile, ScreenFacts};
+use super::{AckAnswer, DeliveryMode, Effect, Lead, Pipeline, Profile, ScreenFacts, TypeRequest};
 use crate::{
     events::Event,
     mailbox::{Author, Message, Origin, Urgency},
@@ -364,13 +364,14 @@ fn the_end_of_a_write_may_be_known_before_its_beginning() {
     assert_eq!(scene.log[3..], ["type 3"]);
 }
 
+fn request(effects: Vec<Effect>) -> TypeRequest {
+    let typed = |effect| if let Effect::Type(request) = effect { Some(request) } else { None };
+    effects.into_iter().find_map(typed).expect("a request")
+}
+
 #[test]
 fn an_injection_that_the_terminal_fails_to_write_is_handed_over_again() {
     let mut scene = Scene::new("cat", &[message(1, "one"), message(2, "two")]);
-    let request = |effects: Vec<Effect>| {
-        let is_typed = |effect| if let Effect::Type(request) = effect { Some(request) } else { None };
-        effects.into_iter().find_map(is_typed).expect("a request")
-    };
     let first = request(scene.pipeline.poll(at(0), &ScreenFacts::default()));
     scene.pipeline.on_write_failed(at(0), first);
     assert_eq!(scene.pipeline.next_deadline(), Some(at(1000)));
@@ -382,6 +383,33 @@ fn an_injection_that_the_terminal_fails_to_write_is_handed_over_again() {
     assert_eq!(scene.step(2000), ["Relay message from bob in #room [evt_1]: one"]);
     assert_eq!(scene.step(10_000), ["Relay message from bob in #room [evt_2]: two"]);
     assert_eq!(scene.log, ["type 1", "verdict timeout_fallback", "settle evt_1", "type 1"]);
+}
+
+/// Types a part of the first message, which the terminal then fails to write.
+fn fail_write(scene: &mut Scene) {
+    let first = request(scene.pipeline.poll(at(0), &ScreenFacts::default()));
+    scene.pipeline.on_began(first.key, at(0));
+    scene.pipeline.on_write_failed(at(10), first);
+}
+
+#[test]
+fn a_signal_for_a_message_whose_write_failed_counts_once_it_is_written() {
+    let echo = |scene: &mut Scene| scene.output(20, "Relay message from bob in #room [evt_1]: one\r\n");
+    let ack = |scene: &mut Scene| {
+        let (answer, effects) = scene.pipeline.on_ack(at(20), Some("del_1"), None);
+        assert_eq!(answer, AckAnswer::Accepted);
+        scene.note(effects);
+    };
+    for (signal, verdict) in [(&echo as &dyn Fn(&mut Scene), "verdict echo"), (&ack, "verdict mcp")] {
+        let mut scene = Scene::new("cat", &[message(1, "one"), message(2, "two")]);
+        fail_write(&mut scene);
+        signal(&mut scene);
+        assert!(scene.step(30).is_empty());
+        assert_eq!(scene.log, [""; 0], "Enter is not written");
+        assert_eq!(scene.step(1010), ["Relay message from bob in #room [evt_1]: one"]);
+        assert_eq!(scene.log, ["type 1", verdict, "settle evt_1"]);
+        assert_eq!(scene.step(10_000), ["Relay message from bob in #room [evt_2]: two"]);
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
     task::JoinSet,
-    time::{Instant, interval, timeout},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -33,10 +33,10 @@ const MOST_REQUESTS: usize = 64;
 const MAX_OUTPUT: usize = 768 << 10;
 /// Close code towards a runner whose place was taken.
 const SUPERSEDED: u16 = 4001;
-/// A frame that a runner does not take for so long ends its connection, and so does a silence.
+/// A frame that a runner without calls in flight does not take for so long ends its connection, and so does a silence.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Silence of a runner with calls in flight: a handler that computes on the runner's only thread answers no ping, and
-/// its call must not be given back while it works. It is the time that a handler has.
+/// The same of a runner with calls in flight: a handler that computes on the runner's only thread reads nothing and
+/// answers no ping, and its call must not be given back while it works. It is the time that a handler has.
 const BUSY_SILENCE: Duration = Duration::from_secs(15 * 60);
 const PING_EVERY: Duration = Duration::from_secs(30);
 /// A runner that reads nothing is not told why its connection ends.
@@ -63,13 +63,36 @@ async fn serve(mut socket: WebSocket, api: Api) {
     let mut refusals = broker.services.link.runner_refusals();
     let mut requests: JoinSet<bool> = JoinSet::new();
     let mut pings = interval(PING_EVERY);
+    // After a send that took long, one ping is enough.
+    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last_inbound = Instant::now();
     loop {
         let sent = tokio::select! {
-            frame = frames.recv() => match frame {
-                Some(frame) => send(&mut socket, &superseded, Message::text(frame.text.as_str())).await,
-                None => break,
-            },
+            // A runner is silent only if nothing of it waits: nothing is read during a send, so the ping comes last.
+            // Reading does not starve the sends: answers that are not taken fill the outbox, their requests stay, and
+            // at `MOST_REQUESTS` nothing more is read.
+            biased;
+            () = superseded.cancelled() => {
+                close(&mut socket, SUPERSEDED, "superseded").await;
+                break;
+            }
+            Some(ended) = requests.join_next() => {
+                if ended.is_ok_and(|leaves| leaves) {
+                    while let Ok(frame) = frames.try_recv() {
+                        if send(&mut socket, broker, &superseded, Message::text(frame.text.as_str())).await.is_err() {
+                            break;
+                        }
+                    }
+                    close(&mut socket, close_code::NORMAL, "deregistered").await;
+                    break;
+                }
+                Ok(())
+            }
+            // It connects again, and is told why as the answer to its registration.
+            Ok(()) = refusals.changed() => {
+                close(&mut socket, close_code::POLICY, "the engine has refused the manifest").await;
+                break;
+            }
             message = socket.recv(), if requests.len() < MOST_REQUESTS => {
                 last_inbound = Instant::now();
                 match Inbound::from(message) {
@@ -81,7 +104,7 @@ async fn serve(mut socket: WebSocket, api: Api) {
                         None => {
                             let refusal = Refusal::new("invalid_frame", "a frame is {v: 2, type, payload}");
                             let answer = Message::text(frames::answer(None, Err(refusal)));
-                            send(&mut socket, &superseded, answer).await
+                            send(&mut socket, broker, &superseded, answer).await
                         }
                     },
                     Inbound::Frame(_) => Ok(()),
@@ -93,38 +116,20 @@ async fn serve(mut socket: WebSocket, api: Api) {
                     Inbound::Ended => break,
                 }
             }
-            Some(ended) = requests.join_next() => {
-                if ended.is_ok_and(|leaves| leaves) {
-                    while let Ok(frame) = frames.try_recv() {
-                        if send(&mut socket, &superseded, Message::text(frame.text.as_str())).await.is_err() {
-                            break;
-                        }
-                    }
-                    close(&mut socket, close_code::NORMAL, "deregistered").await;
-                    break;
-                }
-                Ok(())
-            }
-            () = superseded.cancelled() => {
-                close(&mut socket, SUPERSEDED, "superseded").await;
-                break;
-            }
-            // It connects again, and is told why as the answer to its registration.
-            Ok(()) = refusals.changed() => {
-                close(&mut socket, close_code::POLICY, "the engine has refused the manifest").await;
-                break;
-            }
+            frame = frames.recv() => match frame {
+                Some(frame) => send(&mut socket, broker, &superseded, Message::text(frame.text.as_str())).await,
+                None => break,
+            },
             _ = pings.tick() => {
                 if requests.len() == MOST_REQUESTS {
                     // The socket is not read now, so nothing can be heard of it.
                     last_inbound = Instant::now();
                 }
-                let patience = if broker.runners.is_busy() { BUSY_SILENCE } else { SILENCE };
-                if last_inbound.elapsed() >= patience {
+                if last_inbound.elapsed() >= patience(broker) {
                     tracing::warn!("a runner gives no sign of life, its connection is ended");
                     break;
                 }
-                send(&mut socket, &superseded, Message::Ping(Vec::new().into())).await
+                send(&mut socket, broker, &superseded, Message::Ping(Vec::new().into())).await
             }
         };
         if sent.is_err() {
@@ -149,17 +154,27 @@ async fn withdraw(api: Api) {
     }
 }
 
+/// Longest wait for a runner that sends nothing, or takes nothing.
+fn patience(broker: &Broker) -> Duration {
+    if broker.runners.is_busy() { BUSY_SILENCE } else { SILENCE }
+}
+
 /// The runner has closed the socket, or takes nothing.
-struct Gone;
+struct SendFailed;
 
 /// Sends to a runner that takes each frame in time. One that is superseded meanwhile is not waited for.
-async fn send(socket: &mut WebSocket, superseded: &CancellationToken, message: Message) -> Result<(), Gone> {
-    match superseded.run_until_cancelled(timeout(SILENCE, socket.send(message))).await {
+async fn send(
+    socket: &mut WebSocket,
+    broker: &Broker,
+    superseded: &CancellationToken,
+    message: Message,
+) -> Result<(), SendFailed> {
+    match superseded.run_until_cancelled(timeout(patience(broker), socket.send(message))).await {
         None | Some(Ok(Ok(()))) => Ok(()),
-        Some(Ok(Err(_))) => Err(Gone),
+        Some(Ok(Err(_))) => Err(SendFailed),
         Some(Err(_)) => {
             tracing::warn!("a runner takes nothing, its connection is ended");
-            Err(Gone)
+            Err(SendFailed)
         }
     }
 }
