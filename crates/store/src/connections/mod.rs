@@ -78,6 +78,8 @@ struct Kept {
     connections: Vec<KeptConnection>,
     /// Callers that wait for the driver's pool. Connections return to it for them.
     waiting: usize,
+    /// Last time at which the plans of a connection from the driver's pool were dropped.
+    dropped_at: Option<Instant>,
     /// Connections that are returned to the driver's pool.
     returns: JoinSet<()>,
 }
@@ -155,16 +157,19 @@ impl ConnectionPool {
         let kept = self.lock().connections.pop();
         if let Some(KeptConnection { session, taken_at, planned_at, used_at }) = kept {
             let lease = self.lease(session, taken_at, planned_at);
-            if used_at.elapsed() < TRUSTED_FOR && !lease.plans_are_due() {
+            let plans_are_due = lease.plans_are_due();
+            if used_at.elapsed() < TRUSTED_FOR && !plans_are_due {
                 return Ok(lease);
             }
-            if let Some(lease) = lease.tested().await {
+            if let Some(lease) = lease.tested(plans_are_due).await {
                 return Ok(lease);
             }
-        } else if let Some(idle) = self.driver.try_acquire()
-            && let Some(lease) = self.new_lease(idle).tested().await
-        {
-            return Ok(lease);
+        } else if let Some(idle) = self.driver.try_acquire() {
+            let lease = self.new_lease(idle);
+            let plans_are_due = lease.plans_are_due();
+            if let Some(lease) = lease.tested(plans_are_due).await {
+                return Ok(lease);
+            }
         }
         self.acquire_from_driver().await
     }
@@ -196,6 +201,18 @@ impl ConnectionPool {
     /// Returns the time for which plans are used: half the age of this pool, since new tables grow fast.
     fn plans_kept_for(&self) -> Duration {
         (self.created_at.elapsed() / 2).clamp(PLANS_KEPT_AT_LEAST, PLANS_KEPT_AT_MOST)
+    }
+
+    /// Returns whether a connection of the driver's pool, whose plans have an unknown age, is to drop them: as often as if
+    /// each were known. While many callers wait, connections pass through that pool between any two statements.
+    fn takes_turn_of_unknown_plans(&self) -> bool {
+        let turn = self.plans_kept_for() / self.driver.options().get_max_connections().max(1);
+        let dropped_at = &mut self.lock().dropped_at;
+        let is_due = dropped_at.is_none_or(|at| at.elapsed() >= turn);
+        if is_due {
+            *dropped_at = Some(Instant::now());
+        }
+        is_due
     }
 
     fn keep(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>) {
@@ -251,10 +268,15 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Returns whether the next test drops the plans. Behind a pooler none is kept.
+    /// Returns whether the next test is to drop the plans. Behind a pooler none is kept.
     fn plans_are_due(&self) -> bool {
-        let is_due = self.planned_at.is_none_or(|at| at.elapsed() >= self.pool.plans_kept_for());
-        is_due && !self.pool.opening.is_pooled()
+        if self.pool.opening.is_pooled() {
+            return false;
+        }
+        match self.planned_at {
+            Some(at) => at.elapsed() >= self.pool.plans_kept_for(),
+            None => self.pool.takes_turn_of_unknown_plans(),
+        }
     }
 
     /// Notes that a transaction begins, before the attempt: it may be given up after BEGIN was sent.
@@ -273,13 +295,12 @@ impl Lease {
         Ok(())
     }
 
-    /// Returns the connection if it answers.
-    async fn tested(mut self) -> Option<Self> {
-        let plans_are_due = self.plans_are_due();
+    /// Returns the connection if it answers. With `drops_plans`, it has no plan afterwards.
+    async fn tested(mut self, drops_plans: bool) -> Option<Self> {
         let answer =
-            async { if plans_are_due { self.execute("DISCARD PLANS").await.map(drop) } else { self.ping().await } };
+            async { if drops_plans { self.execute("DISCARD PLANS").await.map(drop) } else { self.ping().await } };
         if matches!(timeout(TEST_TIMEOUT, answer).await, Ok(Ok(()))) {
-            if plans_are_due {
+            if drops_plans {
                 self.planned_at = Some(Instant::now());
             }
             return Some(self);

@@ -25,6 +25,23 @@ async fn statement(store: &Store) -> relay_store::StoreResult<()> {
     store.want_index(Database::mailbox(ADA).0).await
 }
 
+fn proxy_of(db: &Database) -> TcpProxy {
+    let options = db.pool.connect_options();
+    TcpProxy::start(&format!("{}:{}", options.get_host(), options.get_port())).unwrap()
+}
+
+/// Counts how often a connection drops its plans.
+fn count_drops(proxy: &TcpProxy) -> Arc<AtomicUsize> {
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&dropped);
+    proxy.set_filter(Direction::ToServer, move |_, chunk| {
+        let statement = b"DISCARD PLANS";
+        seen.fetch_add(usize::from(chunk.windows(statement.len()).any(|part| part == statement)), Ordering::Relaxed);
+        Verdict::Forward
+    });
+    dropped
+}
+
 #[tokio::test]
 async fn callers_take_turns_on_one_connection() {
     let db = Database::fresh().await;
@@ -94,15 +111,8 @@ async fn a_connection_that_postgres_ended_fails_one_statement_at_most() {
 #[tokio::test]
 async fn a_used_connection_drops_its_plans_now_and_then() {
     let db = Database::fresh().await;
-    let options = db.pool.connect_options();
-    let proxy = TcpProxy::start(&format!("{}:{}", options.get_host(), options.get_port())).unwrap();
-    let dropped = Arc::new(AtomicUsize::new(0));
-    let seen = Arc::clone(&dropped);
-    proxy.set_filter(Direction::ToServer, move |_, chunk| {
-        let statement = b"DISCARD PLANS";
-        seen.fetch_add(usize::from(chunk.windows(statement.len()).any(|part| part == statement)), Ordering::Relaxed);
-        Verdict::Forward
-    });
+    let proxy = proxy_of(&db);
+    let dropped = count_drops(&proxy);
     let store = Store::connect(&proxy.through(&db.url).unwrap(), 4).unwrap();
     let store = store.with_statement_limit(LIMIT).with_dedicated_connection();
     let (began, mut statements) = (Instant::now(), 0);
@@ -113,4 +123,24 @@ async fn a_used_connection_drops_its_plans_now_and_then() {
     }
     assert!(began.elapsed() >= Duration::from_secs(2), "three times after {:?}", began.elapsed());
     assert!(statements > 10, "before one in {} statements", statements / 3);
+}
+
+/// Connections that pass through the driver's pool, because callers wait for it, keep their plans as long as others.
+#[tokio::test]
+async fn connections_that_callers_wait_for_keep_their_plans() {
+    let db = Database::fresh().await;
+    let proxy = proxy_of(&db);
+    let dropped = count_drops(&proxy);
+    let store = Store::connect(&proxy.through(&db.url).unwrap(), 4).unwrap().with_statement_limit(LIMIT);
+    let began = Instant::now();
+    let callers = (0..16).map(|_| async {
+        for _ in 0..200 {
+            statement(&store).await.unwrap();
+        }
+    });
+    futures::future::join_all(callers).await;
+    // At least a second lies between two drops of a connection, whether the age of its plans is known or not.
+    let most = 8 * (1 + usize::try_from(began.elapsed().as_secs()).unwrap());
+    let dropped = dropped.load(Ordering::Relaxed);
+    assert!(dropped <= most, "{dropped} times, at most {most}");
 }
