@@ -70,7 +70,7 @@ async fn bodies_that_never_end_take_a_share_of_the_memory_and_the_rest_is_refuse
     }));
     let (attackers, others) = tokio::join!(attack, post_meanwhile(&stack, &other));
     others?;
-    let grown = peak(gateway.pid())? - before;
+    let grown = peak(gateway.pid())?.saturating_sub(before);
     let refused = attackers.iter().filter(|answer| answer.is_ok()).count();
     println!("grown by {} MiB, {refused} refused", grown / MIB);
     ensure!(grown < GROWTH, "the gateway grew by {} MiB", grown / MIB);

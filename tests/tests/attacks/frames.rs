@@ -77,7 +77,7 @@ async fn frames_that_never_end_take_a_share_of_the_memory() -> Result<()> {
     };
     let (_, others) = tokio::join!(attack, others);
     others?;
-    let grown = peak(gateway.pid())? - before;
+    let grown = peak(gateway.pid())?.saturating_sub(before);
     println!("grown by {} MiB", grown / MIB);
     ensure!(grown < GROWTH, "the gateway grew by {} MiB", grown / MIB);
     Ok(())
@@ -108,7 +108,7 @@ async fn results_that_swell_when_they_are_parsed_take_turns() -> Result<()> {
         gateway.metric("relay_body_waits_total").await.is_ok_and(|waits| waits > waits_before)
     })
     .await;
-    let grown = peak(gateway.pid())? - before;
+    let grown = peak(gateway.pid())?.saturating_sub(before);
     transaction.rollback().await?;
     println!("grown by {} MiB", grown / MIB);
     // Two of them at most: one that waits for storage, and the text of another.

@@ -64,7 +64,7 @@ async fn inputs_for_a_node_that_reads_nothing_take_a_bounded_part_of_a_gateway()
         invoke(&other, 100_000).await?;
         node.expect_where("an invocation", SOON, |frame| frame["type"] == "action.invoke").await?;
     }
-    let grown = peak(gateway.pid())? - before;
+    let grown = peak(gateway.pid())?.saturating_sub(before);
     println!("grown by {} MiB", grown / MIB);
     ensure!(grown < GROWTH, "the gateway grew by {} MiB", grown / MIB);
     Ok(())
@@ -91,7 +91,7 @@ async fn inputs_that_swell_when_they_are_parsed_take_turns() -> Result<()> {
     ensure!(invoke().await? == 201, "one is accepted");
     let before = reset_peak(gateway.pid())?;
     let answers = join_all((0..SWELLING).map(|_| invoke())).await;
-    let grown = peak(gateway.pid())? - before;
+    let grown = peak(gateway.pid())?.saturating_sub(before);
     println!("grown by {} MiB: {answers:?}", grown / MIB);
     for answer in answers {
         let status = answer?;

@@ -174,7 +174,7 @@ async fn endpoints_and_subscriptions_of_large_messages_take_a_bounded_part_of_a_
     post_all(&ann, posts).await?;
     let large = |path: &String| calls(path).iter().filter(|call| call.body.len() > 500_000).count();
     wait::until("all messages", SOON, || async { paths.iter().all(|path| large(path) == posts) }).await;
-    let grown = peak(worker)? - before;
+    let grown = peak(worker)?.saturating_sub(before);
     println!("{} MiB, grown by {}", before / MIB, grown / MIB);
     ensure!(grown < WORKER_GROWTH, "the worker grew by {} MiB", grown / MIB);
     Ok(())

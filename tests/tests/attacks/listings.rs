@@ -132,7 +132,7 @@ async fn lists_of_large_messages_are_whole_and_take_a_bounded_part_of_a_gateway(
         }
     }));
     let (read, others) = tokio::join!(attack, serve_other(&other));
-    let grown = peak(gateway.pid())? - before;
+    let grown = peak(gateway.pid())?.saturating_sub(before);
     println!("{} MiB, grown by {}", before / MIB, grown / MIB);
     others?;
     let read: Vec<_> = read.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
@@ -172,7 +172,7 @@ async fn clients_that_do_not_read_their_lists_hold_only_their_workspaces_share()
         others = &mut others => others,
         () = &mut attack => others.await,
     };
-    let grown = peak(gateway.pid())? - before;
+    let grown = peak(gateway.pid())?.saturating_sub(before);
     println!("{} MiB, grown by {}", before / MIB, grown / MIB);
     others?;
     ensure!(grown < GROWTH, "the gateway grew by {} MiB", grown / MIB);
@@ -203,7 +203,7 @@ async fn observers_of_large_messages_read_all_of_them() -> Result<()> {
     for found in logs {
         ensure!(found? == 3 * messages, "an event was skipped");
     }
-    let grown = peak(gateway.pid())? - before;
+    let grown = peak(gateway.pid())?.saturating_sub(before);
     ensure!(grown < GROWTH, "the gateway grew by {} MiB", grown / MIB);
     Ok(())
 }
@@ -226,7 +226,7 @@ async fn lists_with_large_metadata_are_whole_and_take_a_bounded_part_of_a_gatewa
     for path in ["/v1/agents", "/v1/channels"] {
         let before = reset_peak(gateway.pid())?;
         let lists = join_all((0..LARGE_LISTS).map(|_| key.get(path))).await;
-        let grown = peak(gateway.pid())? - before;
+        let grown = peak(gateway.pid())?.saturating_sub(before);
         for list in lists {
             let list = list?.success()?;
             let mut rows: Vec<_> = rows(&list).iter().filter(|row| row["name"] != "general").collect();

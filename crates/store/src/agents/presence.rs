@@ -4,14 +4,13 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, agents::AgentStatus, ids::as_number};
-use serde::{Deserialize, Serialize};
+use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, agents::AgentStatus};
 
 use crate::{
     Store, StoreError, StoreResult,
     connections::Session,
     events::{self, RecordedEvents, status_event},
-    maintenance::loop_state::{LoopState, lock_state, save_state},
+    maintenance::loop_state::{AgentPosition, LoopState, lock_state, save_state},
 };
 
 /// Authenticated call of an agent, for its `last_seen_at`.
@@ -30,19 +29,6 @@ pub struct SilentAgents {
     /// `true` if the pass is not complete.
     pub more: bool,
     pub recorded: Vec<RecordedEvents>,
-}
-
-/// Last agent that the scan for silent agents has read.
-#[derive(Debug, Serialize, Deserialize)]
-struct ScanPosition {
-    #[serde(with = "as_number")]
-    workspace_id: WorkspaceId,
-    #[serde(with = "as_number")]
-    agent_id: AgentId,
-}
-
-impl ScanPosition {
-    const START: Self = Self { workspace_id: WorkspaceId::new(0), agent_id: AgentId::new(0) };
 }
 
 const SCAN_LOOP: &str = "silent_agents";
@@ -199,9 +185,9 @@ impl Store {
     pub async fn mark_silent_agents(&self, ttl: Duration, page: i64, at: DateTime<Utc>) -> StoreResult<SilentAgents> {
         let doing = "marking silent agents offline";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let from = match lock_state::<ScanPosition>(&mut tx, SCAN_LOOP).await? {
+        let from = match lock_state::<AgentPosition>(&mut tx, SCAN_LOOP).await? {
             LoopState::Busy => return Ok(SilentAgents::default()),
-            LoopState::Locked(position) => position.unwrap_or(ScanPosition::START),
+            LoopState::Locked(position) => position.unwrap_or(AgentPosition::START),
         };
         // Read without locks: almost all agents were seen recently, and their rows are hot. The providers of those that were
         // not heard of themselves are read once for all of their agents.
@@ -233,8 +219,8 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         let more = usize::try_from(page).is_ok_and(|page| present.len() >= page);
         let next = match present.last() {
-            Some(&(workspace_id, agent_id, _)) if more => ScanPosition { workspace_id, agent_id },
-            _ => ScanPosition::START,
+            Some(&(workspace_id, agent_id, _)) if more => AgentPosition { workspace_id, agent_id },
+            _ => AgentPosition::START,
         };
         // Saved before the marking, in the same transaction: if that fails, the step is repeated.
         save_state(&mut tx, SCAN_LOOP, &next).await?;

@@ -3,7 +3,8 @@
 //! Locking the state locks its row, so that one worker runs the step and others skip it. Workers of two releases run side by
 //! side during an upgrade: the type of a state keeps the form that it has been stored in. Ids are stored as numbers.
 
-use serde::{Serialize, de::DeserializeOwned};
+use relay_domain::{AgentId, WorkspaceId, ids::as_number};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sqlx::{FromRow, PgExecutor, types::Json};
 
 use crate::{StoreError, StoreResult, connections::Session, decode::decode_row};
@@ -15,6 +16,19 @@ pub(crate) enum LoopState<T> {
     Busy,
     /// Locked until the transaction ends. `None` on the first run.
     Locked(Option<T>),
+}
+
+/// Last agent that a scan of all agents or of their mailboxes has read.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct AgentPosition {
+    #[serde(with = "as_number")]
+    pub(crate) workspace_id: WorkspaceId,
+    #[serde(with = "as_number")]
+    pub(crate) agent_id: AgentId,
+}
+
+impl AgentPosition {
+    pub(crate) const START: Self = Self { workspace_id: WorkspaceId::new(0), agent_id: AgentId::new(0) };
 }
 
 #[derive(FromRow)]

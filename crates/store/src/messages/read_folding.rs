@@ -16,7 +16,7 @@ use crate::{
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
     connections::Session,
     mailboxes::changes::{FeedPosition, acked_since, current_position},
-    maintenance::loop_state::{LoopState, lock_state, read_state, save_state},
+    maintenance::loop_state::{AgentPosition, LoopState, lock_state, read_state, save_state},
 };
 
 /// Not the name of the version before, whose state is a position of a walk without an end.
@@ -49,20 +49,7 @@ struct PointerState {
     read_at: DateTime<Utc>,
     walked_at: DateTime<Utc>,
     /// Last mailbox of a walk that is not complete.
-    walk: Option<ScanPosition>,
-}
-
-/// Last mailbox of a walk.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct ScanPosition {
-    #[serde(with = "as_number")]
-    workspace_id: WorkspaceId,
-    #[serde(with = "as_number")]
-    agent_id: AgentId,
-}
-
-impl ScanPosition {
-    const START: Self = Self { workspace_id: WorkspaceId::new(0), agent_id: AgentId::new(0) };
+    walk: Option<AgentPosition>,
 }
 
 /// Position of the receipt loop in a day's deliveries.
@@ -217,7 +204,7 @@ impl Store {
         };
         let starts = is_due || !is_complete;
         if starts {
-            walk = Some(ScanPosition::START);
+            walk = Some(AgentPosition::START);
         }
         if let Some(from) = walk {
             let (deliveries, next) = walk_page(&mut tx, from, page).await?;
@@ -284,7 +271,7 @@ impl Store {
 }
 
 /// Folds the next `page` mailboxes of a walk. Returns the deliveries read, and the position if the walk goes on.
-async fn walk_page(tx: &mut Session, from: ScanPosition, page: i64) -> StoreResult<(u64, Option<ScanPosition>)> {
+async fn walk_page(tx: &mut Session, from: AgentPosition, page: i64) -> StoreResult<(u64, Option<AgentPosition>)> {
     let rows: Vec<MailboxFloors> = sqlx::query_as(WALKED)
         .bind(from.workspace_id)
         .bind(from.agent_id)
@@ -292,7 +279,7 @@ async fn walk_page(tx: &mut Session, from: ScanPosition, page: i64) -> StoreResu
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx("walking mailboxes"))?;
-    let last = rows.last().map(|row| ScanPosition { workspace_id: row.workspace_id, agent_id: row.agent_id });
+    let last = rows.last().map(|row| AgentPosition { workspace_id: row.workspace_id, agent_id: row.agent_id });
     let behind = rows.iter().filter(|row| row.ack_floor > row.folded_seq);
     let behind: Vec<_> = behind.map(|row| (row.workspace_id, row.agent_id)).collect();
     let mut worked = 0;

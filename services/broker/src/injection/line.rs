@@ -63,22 +63,10 @@ pub(crate) fn plain_line(message: &Message, workspace_alias: Option<&str>) -> St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mailbox::{Author, Urgency};
+    use crate::mailbox::Author;
 
     fn message(author: &str, body: &str) -> Message {
-        Message {
-            delivery_id: "del_1".into(),
-            event_id: "evt_1".into(),
-            seq: Some(1),
-            author: Author { name: author.into(), agent_id: None },
-            target: "ada".into(),
-            body: body.into(),
-            thread_id: None,
-            priority: 2,
-            urgency: Urgency::Wait,
-            origin: Origin::Engine,
-            queued_at_ms: 0,
-        }
+        Message { author: Author { name: author.into(), agent_id: None }, ..Message::example(body) }
     }
 
     #[test]

@@ -22,12 +22,7 @@ fn message(seq: u64, body: &str) -> Message {
         seq: Some(seq),
         author: Author { name: "bob".into(), agent_id: None },
         target: "#room".into(),
-        body: body.into(),
-        thread_id: None,
-        priority: 2,
-        urgency: Urgency::Wait,
-        origin: Origin::Engine,
-        queued_at_ms: 0,
+        ..Message::example(body)
     }
 }
 

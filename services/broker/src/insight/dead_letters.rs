@@ -110,22 +110,9 @@ impl DeadLetter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mailbox::{Author, Origin, Urgency};
 
     fn letter(number: usize, body: &str) -> DeadLetter {
-        let message = Message {
-            delivery_id: number.to_string(),
-            event_id: "evt".into(),
-            seq: None,
-            author: Author::default(),
-            target: "ada".into(),
-            body: body.into(),
-            thread_id: None,
-            priority: 2,
-            urgency: Urgency::Wait,
-            origin: Origin::Engine,
-            queued_at_ms: 0,
-        };
+        let message = Message { delivery_id: number.to_string(), ..Message::example(body) };
         DeadLetter { agent: "ada".into(), message, reason: "verification_failed", attempts: 4, failed_at_ms: 0 }
     }
 

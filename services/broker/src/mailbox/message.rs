@@ -23,6 +23,26 @@ pub(crate) struct Message {
     pub(crate) queued_at_ms: i64,
 }
 
+#[cfg(test)]
+impl Message {
+    /// Returns a message of the engine to `ada`.
+    pub(crate) fn example(body: &str) -> Self {
+        Self {
+            delivery_id: "del_1".into(),
+            event_id: "evt_1".into(),
+            seq: None,
+            author: Author::default(),
+            target: "ada".into(),
+            body: body.into(),
+            thread_id: None,
+            priority: 2,
+            urgency: Urgency::Wait,
+            origin: Origin::Engine,
+            queued_at_ms: 0,
+        }
+    }
+}
+
 /// Sender of a message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Author {
