@@ -14,7 +14,7 @@ use super::{
 };
 use crate::connections::FrameMemory;
 
-/// What heartbeats declare about the node and its provider beside their load.
+/// Properties of the node and its provider that heartbeats declare beside their load.
 #[derive(Debug, Default, PartialEq)]
 struct Declaration {
     name: Option<String>,
@@ -66,6 +66,13 @@ pub(super) struct DeclaredChanges {
     newest: Option<frame::Heartbeat>,
 }
 
+impl DeclaredChanges {
+    /// Forgets the limit and the version, which a registration replaces.
+    pub(super) fn forget_recorded(&mut self) {
+        self.recorded = (None, None);
+    }
+}
+
 impl ConnectionState {
     /// Handles a heartbeat.
     pub(super) fn on_heartbeat(&mut self, id: Option<&str>, mut beat: frame::Heartbeat, memory: Option<FrameMemory>) {
@@ -93,7 +100,7 @@ impl ConnectionState {
         self.request_change();
     }
 
-    /// Requests the check of the token for what has changed.
+    /// Requests the check of the token for declarations that differ from the recorded ones.
     pub(super) fn request_change(&mut self) {
         let (Some(binding), Some(newest)) = (&self.binding, &self.changes.newest) else { return };
         if self.changes.is_in_progress {

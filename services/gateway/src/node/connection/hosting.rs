@@ -39,6 +39,7 @@ impl ConnectionState {
                     target: ServeTarget::Provider { fence: binding.fence.clone(), online: !binding.cursor_granted },
                 };
                 self.binding = Some(binding);
+                self.changes.forget_recorded();
                 self.emit(Effect::Register);
                 self.start_read(read);
             }

@@ -18,6 +18,18 @@ impl World {
         self.receive(&format!(r#"{{"v":1,"type":"node.heartbeat",{fields}}}"#));
     }
 
+    /// Registers once more on the same connection.
+    fn register_again(&mut self) {
+        self.receive(
+            r#"{"v":1,"type":"node.register","node_id":"here","name":"here","capabilities":[],"max_agents":9,"tags":[],"version":"1"}"#,
+        );
+        let is_registration =
+            |(_, job): &(_, Job)| matches!(job, Job::Request(Request { frame: InboundFrame::Register(_), .. }));
+        self.jobs.retain(|job| !is_registration(job));
+        let effect = RequestEffect::Registered(self.state.binding().unwrap().clone());
+        self.step(Input::Job(JobResult::Request(Box::new(Outcome { reply: None, effect }))));
+    }
+
     /// Finishes the check of a declared change; returns `false` if none is in progress.
     fn finish_check(&mut self, is_known: bool) -> bool {
         let beat = |job: &Job| {
@@ -53,4 +65,9 @@ fn a_declared_change_waits_for_its_check_and_the_load_does_not() {
     world.beat(r#""name":"c","max_agents":3,"active_agents":4"#);
     world.beat(&format!(r#""name":"{}""#, "x".repeat(129)));
     assert!(!world.finish_check(true));
+    // A registration replaces the limit, so the same one is a change afterwards.
+    world.register_again();
+    world.beat(r#""active_agents":5,"max_agents":3"#);
+    assert!(world.finish_check(true));
+    assert_eq!(world.beats.last().unwrap().max_agents, Some(3));
 }
