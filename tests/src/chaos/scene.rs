@@ -17,6 +17,7 @@ use relay_testkit::{
     stack::{Stack, StackBuilder},
     wait,
 };
+use serde_json::json;
 
 use super::{
     database::Database,
@@ -81,6 +82,16 @@ impl Scene {
     pub async fn direct(&self, name: &str, gateway: usize) -> Result<(Node, Agent)> {
         let agent = self.workspace.register_agent(name).await?;
         Ok((Node::direct(&self.workspace, &agent, &self.gateways_from(gateway), &self.ledger).await?, agent))
+    }
+
+    /// Registers an agent on an http_push node with this URL, which acks with 2xx.
+    pub async fn pushed(&self, name: &str, url: &str) -> Result<Agent> {
+        let agent = self.workspace.register_agent(name).await?;
+        let delivery = json!({ "url": url, "ack_mode": "on_2xx" });
+        let node = json!({ "name": "hook", "kind": "http_push", "delivery": delivery });
+        self.workspace.post("/v1/nodes", node).await?.success()?;
+        self.workspace.bind("hook", name).await?;
+        Ok(agent)
     }
 
     /// Sends a message that must be accepted, and records it. Each text is sent once.

@@ -111,14 +111,7 @@ async fn a_message_without_a_sign_fails_and_can_be_typed_again() -> Result<()> {
     });
     let letter = letters.await?.remove(0);
     assert_eq!((&letter["reason"], &letter["body"]), (&json!("verification_failed"), &json!("message-1")), "{letter}");
-    wait::until_ok("the ack behind the failure", SOON, || async {
-        let floor = scene.floor("deaf").await?;
-        ensure!(floor == 1, "the floor is {floor}");
-        anyhow::Ok(())
-    })
-    .await?;
-    let dead = scene.workspace.get("/v1/dead-letters").await?.success()?;
-    assert!(dead.to_string().contains("verification_failed"), "{dead}");
+    scene.wait_unverified("deaf", 1).await?;
 
     let id = letter["delivery_id"].as_str().context("an id")?;
     let path = format!("/api/dead-letters/{id}/redeliver");

@@ -79,6 +79,19 @@ impl Scene {
         floors.get(agent).copied().context("the agent is not on the node")
     }
 
+    /// Waits until the engine has an ack up to `floor`, where a message failed that could not be verified.
+    pub(crate) async fn wait_unverified(&self, agent: &str, floor: i64) -> Result<()> {
+        wait::until_ok("the ack behind the failure", SOON, || async {
+            let known = self.floor(agent).await?;
+            ensure!(known == floor, "the floor is {known}");
+            anyhow::Ok(())
+        })
+        .await?;
+        let dead = self.workspace.get("/v1/dead-letters").await?.success()?;
+        ensure!(dead.to_string().contains("verification_failed"), "{dead}");
+        Ok(())
+    }
+
     /// Waits until an agent has these messages, in this order, and the engine has an ack up to `floor`.
     pub(crate) async fn wait_for(&self, name: &str, agent: &FakeAgent, bodies: &[String], floor: i64) -> Result<()> {
         let received = wait::until_ok("messages in the terminal and their ack", SOON, || async {

@@ -9,7 +9,6 @@ use relay_testkit::{
     receiver::{Receiver, Reply},
     wait,
 };
-use serde_json::json;
 
 use super::failover::Replicated;
 
@@ -23,11 +22,7 @@ async fn endpoints_get_all_messages_after_the_lost_ones() -> Result<()> {
     let mut installation = Replicated::start().await?;
     let Replicated { scene, sam, replication, .. } = &installation;
     let receiver = Receiver::start(|_, _| Reply::Status(200)).await?;
-    scene.workspace.register_agent("hal").await?;
-    let delivery = json!({ "url": receiver.url(HOOK), "ack_mode": "on_2xx" });
-    let node = json!({ "name": "hook", "kind": "http_push", "delivery": delivery });
-    scene.workspace.post("/v1/nodes", node).await?.success()?;
-    scene.workspace.bind("hook", "hal").await?;
+    scene.pushed("hal", &receiver.url(HOOK)).await?;
     let (apis, hal) = ([0, 1].map(|gateway| scene.api_of(sam, gateway)), Target::Dm("hal".to_owned()));
     let mut sent = vec![send_keyed(&apis, &hal, "kept").await?];
     scene.wait_acked("hal", 1, SOON).await;

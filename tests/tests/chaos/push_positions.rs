@@ -11,7 +11,6 @@ use relay_testkit::{
     receiver::{Receiver, Reply},
     wait,
 };
-use serde_json::json;
 
 use super::failover::Replicated;
 
@@ -28,11 +27,7 @@ async fn an_endpoint_gets_no_seq_with_two_messages() -> Result<()> {
     let installation = Replicated::start().await?;
     let Replicated { scene, sam, replication, standby, .. } = &installation;
     let receiver = Receiver::start(|_, _| Reply::Status(200)).await?;
-    scene.workspace.register_agent("hal").await?;
-    let delivery = json!({ "url": receiver.url(HOOK), "ack_mode": "on_2xx" });
-    let node = json!({ "name": "hook", "kind": "http_push", "delivery": delivery });
-    scene.workspace.post("/v1/nodes", node).await?.success()?;
-    scene.workspace.bind("hook", "hal").await?;
+    scene.pushed("hal", &receiver.url(HOOK)).await?;
     scene.dm(sam, 0, "hal", "kept").await?;
     scene.wait_acked("hal", 1, SOON).await;
     Database::connect(&standby.url_of("relay"))?.wait_replicated(&scene.database, SOON).await?;

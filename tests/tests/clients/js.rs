@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
-use relay_acceptance::chaos::database::Database;
-use relay_acceptance::clients::{ClientHistory, Front, Script};
+use relay_acceptance::clients::{Front, Script};
 use relay_acceptance::golden::Tapped;
-use relay_testkit::client::Api;
 use relay_testkit::proxy::{Direction, TcpProxy, Verdict};
 use relay_testkit::stack::Stack;
+
+use crate::gateway_kill::survives_its_gateway;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_javascript_sdk_works() -> Result<()> {
@@ -45,24 +45,7 @@ fn drop_next_created_answer(proxy: &TcpProxy, lost: Arc<AtomicUsize>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_javascript_sdk_survives_its_gateway() -> Result<()> {
-    let stack = Stack::builder().gateways(2).start().await?;
-    let (victim, other) = (stack.gateway(0), stack.gateway(1));
-    let front = Front::start(&[victim.url(), other.url()]).await?;
-    let workspace = Api::create_workspace(other.url(), "sdk-js").await?;
-    let script = Script::node("failover.mjs").await?.env("RELAY_FRONT", front.url()).env("RELAY_OTHER", other.url());
-    let history = ClientHistory::new("ada");
-    script
-        .env("RELAY_KEY", workspace.token())
-        .run(async |request| match request.0.as_str() {
-            "kill -9 the gateway" => {
-                victim.kill9();
-                Ok(())
-            }
-            _ => history.record_report(&request),
-        })
-        .await
-        .inspect_err(|_| println!("{}", stack.logs(30)))?;
-    history.judge(&Database::connect(stack.database_url())?, &workspace).await
+    survives_its_gateway("sdk-js", Script::node("failover.mjs").await?).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

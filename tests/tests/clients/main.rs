@@ -5,6 +5,7 @@
 mod broker;
 mod broker_spawn;
 mod broker_state;
+mod gateway_kill;
 mod js;
 mod postgres_failover;
 mod python;

@@ -292,7 +292,7 @@ impl Pipeline {
     }
 
     /// Returns whether a question on the screen would get the Enter of a message that is about to be typed. Only up to
-    /// the first verdict: later a question cannot be told from one that a message quotes, by which any sender could
+    /// the first verdict: later a question cannot be distinguished from a quoted one, with which any sender could
     /// keep the agent from its messages.
     pub(crate) fn watches_gates(&self) -> bool {
         let is_due =

@@ -39,7 +39,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// answers no ping, and its call must not be given back while it works. It is the time that a handler has.
 const BUSY_SILENCE: Duration = Duration::from_secs(15 * 60);
 const PING_EVERY: Duration = Duration::from_secs(30);
-/// A runner that reads nothing is not told why its connection ends.
+/// A runner that reads nothing gets no reason when its connection ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The capabilities of a runner that is gone are withdrawn after this time.
 const GRACE: Duration = Duration::from_secs(60);
