@@ -39,12 +39,19 @@ pub(crate) struct Core {
     pub(crate) scans: FairPlaces,
     /// Places of reads of many message bodies, each of which occupies a connection for some time.
     pub(crate) large_reads: FairPlaces,
+    /// Places of requests that execute statements of their own, which no batch gathers, as often as a client likes: control
+    /// frames of nodes, and posts under idempotency keys.
+    pub(crate) single_requests: FairPlaces,
 }
 
 /// Scans at the same time in this process; a family has one.
 pub(crate) const CONCURRENT_SCANS: usize = 4;
 /// Large reads at the same time in this process, half of a gateway's connections; a family has one.
 pub(crate) const CONCURRENT_LARGE_READS: usize = 8;
+/// Single requests at the same time in this process, and of one family: a quarter of a gateway's connections for the
+/// family, and another quarter for commits.
+pub(crate) const CONCURRENT_SINGLE_REQUESTS: usize = 12;
+pub(crate) const CONCURRENT_SINGLE_REQUESTS_OF_FAMILY: usize = 4;
 /// Longest wait for a place: some scans of the same workspace, far below the 30 s that a request may take.
 const SCAN_WAIT: Duration = Duration::from_secs(5);
 
@@ -64,6 +71,18 @@ impl Core {
     /// When other scans, above all of the same family, take too long.
     pub(crate) async fn take_scan_place(&self, scope: WorkspaceScope) -> EngineResult<Place> {
         self.scans.take(self.family(scope).await, SCAN_WAIT).await.ok_or(EngineError::Overloaded)
+    }
+
+    /// Waits for the place of a request that executes statements of its own.
+    ///
+    /// # Errors
+    /// When other requests, above all of the same family, take longer than `timeout`.
+    pub(crate) async fn take_single_request_place(
+        &self,
+        scope: WorkspaceScope,
+        timeout: Duration,
+    ) -> EngineResult<Place> {
+        self.single_requests.take(self.family(scope).await, timeout).await.ok_or(EngineError::Overloaded)
     }
 
     /// Returns the family of a workspace. It is known from the token of a caller, and read otherwise.

@@ -16,7 +16,10 @@ use crate::{
     },
     actions,
     agents::last_seen,
-    core::{CONCURRENT_LARGE_READS, CONCURRENT_SCANS, Core},
+    core::{
+        CONCURRENT_LARGE_READS, CONCURRENT_SCANS, CONCURRENT_SINGLE_REQUESTS, CONCURRENT_SINGLE_REQUESTS_OF_FAMILY,
+        Core,
+    },
     error::Fault,
     events,
     fair_places::FairPlaces,
@@ -104,6 +107,7 @@ impl Engine {
             gateway: Arc::default(),
             scans: FairPlaces::new(CONCURRENT_SCANS),
             large_reads: FairPlaces::new(CONCURRENT_LARGE_READS),
+            single_requests: FairPlaces::with_share(CONCURRENT_SINGLE_REQUESTS, CONCURRENT_SINGLE_REQUESTS_OF_FAMILY),
         };
         let (senders, queues) = queues();
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);

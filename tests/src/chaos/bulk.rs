@@ -22,6 +22,9 @@ const MAILBOXES: [&str; 4] = [
        FROM workspaces w, generate_series(1, $1::bigint) AS n, generate_series(1, $2::bigint) AS seq",
 ];
 
+/// Entries that wait for their confirmation together: the server drops those beyond its queue of 10 000.
+const UNCONFIRMED: u32 = 2000;
+
 /// Adds `mailboxes` mailboxes with `each` deliveries to the only workspace, and as many entries to the delivery log.
 /// Returns once `replica` has them and the engine has recorded the end of the log.
 pub async fn load(scene: &Scene, replica: &str, mailboxes: u32, each: u32) -> Result<()> {
@@ -29,14 +32,19 @@ pub async fn load(scene: &Scene, replica: &str, mailboxes: u32, each: u32) -> Re
     for statement in MAILBOXES {
         sqlx::query(statement).bind(i64::from(mailboxes)).bind(i64::from(each)).execute(&pool).await?;
     }
-    let client = async_nats::connect(scene.stack.nats_url()).await?;
+    let client = async_nats::jetstream::new(async_nats::connect(scene.stack.nats_url()).await?);
     // A frame of a short message has about this size.
     let frame = vec![b' '; 600];
     for _ in 0..each {
-        for mailbox in 1..=mailboxes {
-            client.publish(format!("d.0.0.{mailbox}"), frame.clone().into()).await?;
+        for first in (1..=mailboxes).step_by(UNCONFIRMED as usize) {
+            let mut stored = Vec::new();
+            for mailbox in first..(first + UNCONFIRMED).min(mailboxes + 1) {
+                stored.push(client.publish(format!("d.0.0.{mailbox}"), frame.clone().into()).await?);
+            }
+            for stored in stored {
+                stored.await?;
+            }
         }
-        client.flush().await?;
     }
     let entries = i64::from(mailboxes) * i64::from(each);
     let replica = PgPool::connect(replica).await?;

@@ -6,6 +6,7 @@
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -27,6 +28,9 @@ use crate::{Engine, EngineError, EngineResult, Inner, events::announcement::Anno
 
 /// Longest wait of a reply for the last chunk. The message is accepted; its other deliveries follow.
 const REPLY_AFTER: Duration = Duration::from_secs(10);
+/// Longest wait of a chunk for the log to store the one before. A stalled JetStream must not delay the chunks: recipients read
+/// Postgres then.
+const PUBLISH_WAIT: Duration = Duration::from_millis(250);
 /// Longest wait of a send for earlier fan-outs of its author.
 const PRECEDING_WAIT: Duration = Duration::from_secs(10);
 /// Pause between two looks for open fan-outs: the first, and the longest, which it doubles up to.
@@ -69,9 +73,14 @@ impl OpenedFanout {
         let gateway_id = engine.core().gateway_id().unwrap_or(GatewayId::new(0));
         let mut writer =
             ChunkWriter { engine, scope: self.send.scope(), message: self.send.message(), written: 0, gateway_id };
+        let mut published = None;
         while let Some((batch, chunk)) = writer.write_next().await {
+            if let Some(earlier) = published.take() {
+                // JetStream stores in order: a whole fan-out there would delay what others post meanwhile.
+                let _ = tokio::time::timeout(PUBLISH_WAIT, earlier).await;
+            }
             let is_last = chunk.is_last;
-            self.publish(engine, batch, chunk);
+            published = Some(self.publish(engine, batch, chunk));
             if is_last {
                 return;
             }
@@ -86,16 +95,19 @@ impl OpenedFanout {
         });
     }
 
-    fn publish(&self, engine: &Engine, batch: BatchId, chunk: WrittenChunk) {
+    /// Passes a chunk to the publisher. The result completes, with an error, when the chunk has been published or given up.
+    fn publish(&self, engine: &Engine, batch: BatchId, chunk: WrittenChunk) -> oneshot::Receiver<Infallible> {
         note_written(engine, self.send.scope(), &chunk);
         let (recipients, rows): (Vec<NewRecipient>, Vec<WrittenDelivery>) = chunk.deliveries.into_iter().unzip();
         let names = recipients.iter().map(|to| self.names.get(&to.agent_id).cloned().unwrap_or_default()).collect();
         let send = self.send.with_recipients(recipients, names, rows);
-        if let Err(committed) = engine.inner.publisher.push(Committed { batch, epoch: chunk.epoch, sends: vec![send] })
-        {
+        let (ended, end) = oneshot::channel();
+        let committed = Committed { batch, epoch: chunk.epoch, sends: vec![send], ended: Some(ended) };
+        if let Err(committed) = engine.inner.publisher.push(committed) {
             // The outbox relay will publish it; recipients need not wait for that.
             engine.hints().mailboxes_changed(committed.mailboxes());
         }
+        end
     }
 }
 

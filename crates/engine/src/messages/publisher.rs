@@ -3,7 +3,7 @@
 //! JetStream comes last and decides nothing. Deliveries that it refuses, or stores too slowly, reach their recipients
 //! all the same: gateways get a hint to read Postgres.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
@@ -22,7 +22,7 @@ use relay_wire::{
     messages::payload,
     nodes::deliver_frame::{self, SharedPayloads},
 };
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Messages;
 use crate::{Engine, EngineResult, Inner, core::Core};
@@ -54,6 +54,8 @@ pub(crate) struct Committed {
     /// Recovery epoch in which it was committed.
     pub(crate) epoch: Option<i64>,
     pub(crate) sends: Vec<CommittedSend>,
+    /// Dropped when the batch has been published or given up, for who waits for that.
+    pub(crate) ended: Option<oneshot::Sender<Infallible>>,
 }
 
 pub(crate) struct CommittedSend {
@@ -415,7 +417,7 @@ mod tests {
             provider: provider.map(ProviderName::new),
             expires_at: DateTime::UNIX_EPOCH + TimeDelta::minutes(seq),
         };
-        let mut committed = Committed { batch: BatchId::new(1), epoch: Some(7), sends: Vec::new() };
+        let mut committed = Committed { batch: BatchId::new(1), epoch: Some(7), sends: Vec::new(), ended: None };
         let names = ["bob", "eve", "joe"].map(Arc::from).to_vec();
         let rows = vec![Some(written(1, Some("p1"))), None, Some(written(9, None))];
         committed.push(send(message(5, text), &[2, 3, 4]), names, rows, None);

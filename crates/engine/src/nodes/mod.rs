@@ -9,13 +9,14 @@ pub mod roster;
 pub(crate) mod settings;
 pub mod silence;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use relay_domain::WorkspaceId;
+use relay_domain::{WorkspaceId, WorkspaceScope};
 use relay_stream::Stream;
 use relay_tasks::batches::BatchSender;
 
 use crate::{
+    EngineResult,
     access::{limits::QuotaCache, secrets::Secrets, tokens::Tokens},
     agents::Agents,
     core::Core,
@@ -33,4 +34,19 @@ pub struct Nodes {
     pub(crate) stream: Stream,
     pub(crate) heartbeats: Arc<heartbeats::Heartbeats>,
     pub(crate) online: Arc<BatchSender<online::OnlineRequest, WorkspaceId>>,
+}
+
+impl Nodes {
+    /// Waits for the place of a control frame, which executes statements of its own. The place is free again when the result
+    /// is dropped.
+    ///
+    /// # Errors
+    /// When other control frames, above all of the same family of workspaces, take longer than `timeout`.
+    pub async fn take_frame_place(
+        &self,
+        scope: WorkspaceScope,
+        timeout: Duration,
+    ) -> EngineResult<impl Send + Sync + 'static> {
+        self.core.take_single_request_place(scope, timeout).await
+    }
 }

@@ -1,5 +1,7 @@
 //! Replay of posts that were repeated under the idempotency key of the first request.
 
+use std::time::Duration;
+
 use relay_domain::channels::ChannelKind;
 use relay_store::{PostRecord, channels::audience::AudienceKey};
 use serde_json::Value;
@@ -7,6 +9,9 @@ use serde_json::Value;
 use super::{AudienceSource, PostedMessage, Sender, Target, direct_recipient};
 use crate::messages::Messages;
 use crate::{EngineError, EngineResult, access::idempotency::ClientKey, error::Missing};
+
+/// Longest wait of a post for others under idempotency keys, far below the 30 s that a request may take.
+const REPEAT_WAIT: Duration = Duration::from_secs(5);
 
 impl Messages {
     /// Finds the post that was committed under this key: it stays posted, whatever has happened to its target since.
@@ -17,6 +22,8 @@ impl Messages {
         key: Option<&ClientKey>,
     ) -> EngineResult<Option<PostedMessage>> {
         let Some(key) = key else { return Ok(None) };
+        // A client may repeat a post as often as it likes, and each repetition is read.
+        let _place = self.core.take_single_request_place(sender.scope, REPEAT_WAIT).await?;
         match self.core.replay(sender.scope, &target.stored_key(sender, key)).await? {
             Some(before) => Ok(Some(self.replay_post(sender, before.data).await?)),
             None => Ok(None),
