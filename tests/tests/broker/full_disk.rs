@@ -39,6 +39,35 @@ impl Drop for SmallDisk {
     }
 }
 
+#[tokio::test]
+async fn an_agent_that_was_released_on_a_full_disk_stays_away_after_a_crash() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let state = folder.path().join(".agentworkforce/relay");
+    let Some(disk) = SmallDisk::mount(&state)? else { return Ok(()) };
+    let mut scene = Scene::in_folder("full-end", shared().await.any_gateway(), &[], folder).await?;
+    for name in ["staying", "leaving"] {
+        scene.spawn(name, "cooked", &[]).await?;
+    }
+    disk.fill()?;
+    let released = scene.broker.call("DELETE", "/api/spawned/leaving", None).await?;
+    assert_eq!(released.status, 200, "{}", released.body);
+    let roster = state.join("state-full-end.json");
+    assert!(fs::read_to_string(&roster)?.contains("leaving"), "the disk has room");
+    disk.free()?;
+    wait::until_ok("the end to be written down", SOON, || async {
+        ensure!(!fs::read_to_string(&roster)?.contains("leaving"), "not yet");
+        anyhow::Ok(())
+    })
+    .await?;
+    scene.broker.kill_and_restart().await?;
+    wait::until_ok("the agent that ran", SOON, || async {
+        let names = scene.broker.names().await?;
+        ensure!(names == ["staying"], "{names:?}");
+        anyhow::Ok(())
+    })
+    .await
+}
+
 /// Messages, more than the last page of the ledger has room for.
 const LAST: u32 = 90;
 

@@ -89,10 +89,17 @@ fn pass_on(kernel: &OwnedFd, folders: &Folders) {
 
 impl Drop for WatchedFolder {
     fn drop(&mut self) {
-        self.watch.lock().remove(&self.id);
-        if let Some(kernel) = &self.watch.kernel {
-            // The folder may have been removed, and its watch with it.
-            let _ = inotify::remove_watch(kernel, self.id);
+        // Held, so that no other begins to watch in between.
+        let mut folders = self.watch.lock();
+        // A folder has one watch in the kernel: the next agent of the name has taken it over if it started before this
+        // end.
+        let is_own = folders.get(&self.id).is_some_and(|changed| Arc::ptr_eq(changed, &self.changed));
+        if is_own {
+            folders.remove(&self.id);
+            if let Some(kernel) = &self.watch.kernel {
+                // The folder may have been removed, and its watch with it.
+                let _ = inotify::remove_watch(kernel, self.id);
+            }
         }
     }
 }
@@ -121,6 +128,19 @@ mod tests {
         std::fs::write(home.path().join("d1"), "x").expect("a file");
         timeout(Duration::from_secs(10), changed(Some(&folder))).await.expect("a notification");
         drop(folder);
+        assert!(watch.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_end_of_an_agent_leaves_its_successor_the_watch() {
+        let home = tempfile::tempdir().expect("a folder");
+        let watch = AckWatch::new();
+        let first = watch.watch(home.path()).expect("a watch");
+        let second = watch.watch(home.path()).expect("a watch");
+        drop(first);
+        std::fs::write(home.path().join("d1"), "x").expect("a file");
+        timeout(Duration::from_secs(10), changed(Some(&second))).await.expect("a notification");
+        drop(second);
         assert!(watch.lock().is_empty());
     }
 }

@@ -34,8 +34,9 @@ pub(crate) struct Mailbox {
     taken: VecDeque<(u64, i64)>,
     queued_count: usize,
     queued_bytes: usize,
-    /// The engine has frames that were not taken: a gap, or no room.
-    has_gap: bool,
+    /// Newest frame of this connection, also if it was dropped for want of room.
+    newest: u64,
+    /// The engine has frames that found no room.
     is_refused: bool,
 }
 
@@ -79,7 +80,7 @@ impl Mailbox {
             taken: VecDeque::new(),
             queued_count: 0,
             queued_bytes: 0,
-            has_gap: false,
+            newest: 0,
             is_refused: false,
         }
     }
@@ -111,7 +112,7 @@ impl Mailbox {
                 // Its predecessor is not missing: there was no room, and both are repeated once there is.
                 return Verdict::Full;
             }
-            self.has_gap = true;
+            self.newest = self.newest.max(frame.seq);
             if self.early.len() < MOST_EARLY {
                 self.early.insert(frame.seq, frame);
             }
@@ -169,7 +170,6 @@ impl Mailbox {
         if self.is_refused {
             self.early.clear();
         }
-        self.has_gap = !self.early.is_empty();
         if messages.is_empty() && acked.is_none() && self.is_refused {
             return Verdict::Full;
         }
@@ -225,13 +225,13 @@ impl Mailbox {
     /// The engine is going to send everything behind the acked position again.
     pub(crate) fn on_reconnected(&mut self) {
         self.early.clear();
-        self.has_gap = false;
+        self.newest = 0;
         self.is_refused = false;
     }
 
-    /// Returns `true` while a predecessor of a frame is missing.
+    /// Returns `true` while a frame up to the newest one is missing. Frames that found no room are repeated once there is.
     pub(crate) fn has_gap(&self) -> bool {
-        self.has_gap
+        !self.is_refused && self.newest > self.floor.received()
     }
 }
 
@@ -311,6 +311,24 @@ mod tests {
         assert_eq!(mailbox.settle(7), Some(8));
         let Verdict::Taken { messages, .. } = taken else { panic!("taken") };
         assert_eq!(messages[0].author.name, "outside");
+    }
+
+    #[test]
+    fn frames_beyond_the_early_ones_are_missing_until_they_are_repeated() {
+        let mut mailbox = Mailbox::new("7", "1", 0, []);
+        let last = MOST_EARLY as u64 + 3;
+        for seq in 2..=last {
+            assert_eq!(take(&mut mailbox, seq, &seq.to_string()), Verdict::Early);
+        }
+        assert_eq!(bodies(&take(&mut mailbox, 1, "1")).len(), MOST_EARLY + 1);
+        assert!(mailbox.has_gap(), "two have been dropped");
+        for seq in [last - 1, last] {
+            assert_eq!(bodies(&take(&mut mailbox, seq, &seq.to_string())).len(), 1);
+        }
+        assert!(!mailbox.has_gap());
+        assert_eq!(take(&mut mailbox, last + 2, "next"), Verdict::Early);
+        mailbox.on_reconnected();
+        assert!(!mailbox.has_gap(), "all of them come again");
     }
 
     #[test]

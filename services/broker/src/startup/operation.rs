@@ -91,6 +91,7 @@ impl Operation {
             tasks.spawn("reports", run_reports(engine.clone(), reports_inbox)),
             tasks.spawn("receipts", run_receipts(engine, api.hub.clone(), receipts_inbox)),
             tasks.spawn("verification-file", verification.keep_written()),
+            tasks.spawn("roster-file", roster.clone().keep_written()),
         ];
         let services = members.default_workspace().services().clone();
         let broker = Broker { services: services.clone(), members: members.clone(), runners: runners.clone() };

@@ -3,17 +3,21 @@
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
+use tokio::{sync::Notify, task::spawn_blocking, time::sleep};
 
 use super::{read_versioned, write_versioned};
 use crate::agents::AgentSpec;
 
 /// Version of the format.
 const VERSION: u32 = 1;
+/// Pause after a change that could not be written, such as on a full disk.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Content of the file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -45,6 +49,8 @@ pub(crate) struct AgentRecord {
 pub(crate) struct Roster {
     path: PathBuf,
     content: Mutex<RosterFile>,
+    /// The file lacks a change.
+    unwritten: Notify,
 }
 
 impl Roster {
@@ -55,7 +61,7 @@ impl Roster {
     pub(crate) fn open(path: PathBuf) -> Result<(Self, RosterFile)> {
         let previous: RosterFile = read_versioned(&path, VERSION)?.unwrap_or_default();
         let content = Mutex::new(RosterFile { boot_id: boot_id(), ..RosterFile::default() });
-        Ok((Self { path, content }, previous))
+        Ok((Self { path, content, unwritten: Notify::new() }, previous))
     }
 
     /// Keeps agents of the previous broker until each was started again or given up: this broker may be killed before.
@@ -79,6 +85,18 @@ impl Roster {
             };
         }
         written
+    }
+
+    /// Writes changes that could not be written at once: an agent that was released must not run again after a crash.
+    pub(crate) async fn keep_written(self: Arc<Self>) {
+        loop {
+            self.unwritten.notified().await;
+            sleep(RETRY_PAUSE).await;
+            let roster = self.clone();
+            if let Ok(Ok(())) = spawn_blocking(move || roster.change(|_| {})).await {
+                tracing::info!("the list of running agents is written down again");
+            }
+        }
     }
 
     /// Removes an agent. Blocks for a write to the disk.
@@ -123,7 +141,7 @@ impl Roster {
         // Held during the write, so that an older content never replaces a newer one.
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut content);
-        self.write(&content)
+        self.write(&content).inspect_err(|_| self.unwritten.notify_one())
     }
 
     fn write(&self, content: &RosterFile) -> Result<()> {
@@ -209,6 +227,31 @@ mod tests {
         roster.put("bob", record(2)).expect("an agent");
         let (_, previous) = Roster::open(path).expect("a roster");
         assert_eq!(previous.agents.into_keys().collect::<Vec<_>>(), ["bob"]);
+    }
+
+    #[tokio::test]
+    async fn an_end_that_could_not_be_written_down_is_written_later() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).expect("a folder");
+        let (roster, _) = Roster::open(state.join("state.json")).expect("a roster");
+        roster.put("ada", record(1)).and_then(|()| roster.put("bob", record(2))).expect("two agents");
+        let (roster, away) = (Arc::new(roster), folder.path().join("away"));
+        std::fs::rename(&state, &away).expect("no folder");
+        roster.remove("ada").expect_err("the folder is missing");
+        std::fs::rename(&away, &state).expect("the folder again");
+        let writer = tokio::spawn(roster.keep_written());
+        let written = async {
+            loop {
+                let (_, previous) = Roster::open(state.join("state.json")).expect("a roster");
+                if previous.agents.into_keys().eq(["bob"]) {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), written).await.expect("the end is written down");
+        writer.abort();
     }
 
     #[test]
