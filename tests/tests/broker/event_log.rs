@@ -1,26 +1,44 @@
 //! A subscriber of the broker's events that keeps up: it collects the durable ones and counts the output.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use futures::StreamExt as _;
 use relay_testkit::node::NodeBroker;
 use serde_json::Value;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+
+/// Arrivals that a test has not looked at; further ones are not noted.
+const ARRIVALS: usize = 1024;
 
 #[derive(Debug, Default)]
 struct Collected {
     events: Vec<Value>,
     output_bytes: usize,
     problems: Vec<String>,
+    watches: Vec<Watch>,
+}
+
+/// Receiver of the instants at which events of one agent and kind come.
+#[derive(Debug)]
+struct Watch {
+    name: String,
+    kind: String,
+    arrivals: Sender<Instant>,
 }
 
 impl Collected {
     fn take(&mut self, event: Value, last_seq: &mut u64) {
+        let now = Instant::now();
+        for watch in self.watches.iter().filter(|watch| event["name"] == *watch.name && event["kind"] == *watch.kind) {
+            // The test may have ended.
+            let _ = watch.arrivals.try_send(now);
+        }
         match (event["kind"].as_str(), event["seq"].as_u64()) {
             (Some("worker_stream"), _) => self.output_bytes += event["chunk"].as_str().map_or(0, str::len),
             (_, Some(seq)) => {
@@ -70,6 +88,14 @@ impl EventLog {
     pub(crate) fn events(&self, name: &str, kind: &str) -> Vec<Value> {
         let collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
         collected.events.iter().filter(|event| event["name"] == name && event["kind"] == kind).cloned().collect()
+    }
+
+    /// Returns the instants at which further events of one agent and kind come.
+    pub(crate) fn arrivals(&self, name: &str, kind: &str) -> Receiver<Instant> {
+        let (arrivals, receiver) = channel(ARRIVALS);
+        let watch = Watch { name: name.to_owned(), kind: kind.to_owned(), arrivals };
+        self.collected.lock().unwrap_or_else(PoisonError::into_inner).watches.push(watch);
+        receiver
     }
 
     /// Returns the bytes of output so far.

@@ -32,6 +32,32 @@ async fn event(scene: &Scene, name: &str, kind: &str) -> Result<Value> {
     .await
 }
 
+/// Stops a program, or lets it go on.
+async fn signal(pid: u32, signal: &str) -> Result<()> {
+    let status = tokio::process::Command::new("kill").args([signal, &pid.to_string()]).status().await?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn fault_01_nothing_is_acknowledged_before_it_is_typed() -> Result<()> {
+    let scene = Scene::new("unread").await?;
+    let frozen = scene.spawn("frozen", "raw", &[]).await?;
+    let calm = scene.spawn("calm", "cooked", &[]).await?;
+    let stopped = pid(&scene, "frozen").await?;
+    signal(stopped, "-STOP").await?;
+    // More than its terminal takes while it reads nothing.
+    let long = "x".repeat(100_000);
+    scene.sender.dm("frozen", &long).await?.success()?;
+    for body in numbered(1, 10) {
+        scene.sender.dm("calm", &body).await?.success()?;
+    }
+    scene.wait_for("calm", &calm, &numbered(1, 10), 10).await?;
+    assert_eq!(scene.floor("frozen").await?, 0, "it is acknowledged, and a crash would lose it");
+    signal(stopped, "-CONT").await?;
+    scene.wait_for("frozen", &frozen, &[long], 1).await
+}
+
 #[tokio::test]
 async fn fault_03_an_end_is_reported_with_its_code_or_signal_and_frees_the_name() -> Result<()> {
     let scene = Scene::new("ends").await?;
@@ -177,8 +203,7 @@ async fn fault_15_an_agent_that_reads_nothing_delays_no_other() -> Result<()> {
     scene.spawn("frozen", "raw", &[]).await?;
     let agent = scene.spawn("calm", "cooked", &[]).await?;
     let frozen = pid(&scene, "frozen").await?;
-    let stopped = tokio::process::Command::new("kill").args(["-STOP", &frozen.to_string()]).status().await?;
-    ensure!(stopped.success(), "{stopped}");
+    signal(frozen, "-STOP").await?;
     scene.sender.dm("frozen", &"x".repeat(200_000)).await?.success()?;
     event(&scene, "frozen", "delivery_queued").await?;
     for body in numbered(1, 5) {
