@@ -81,10 +81,6 @@ async fn run() -> anyhow::Result<()> {
     let state = AppState::new(engine.clone(), shutdown.clone(), connections, operators, config.public_url);
     tasks.spawn("storage-probe", state.clone().watch_storage());
     let registry = state.registry.clone();
-    engine.recovery().set_sent_positions({
-        let registry = registry.clone();
-        move || registry.sent_positions()
-    });
     tasks.spawn("recovery-watch", close_after_recovery(engine.clone(), registry.clone()));
     let gateway_id = state.gateway_id;
     // The lease precedes the first socket: a gateway without a lease counts as expired.

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    dispatch::{EnginePushQueue, PushedPositions},
+    dispatch::EnginePushQueue,
     loops::{Loop, Loops},
 };
 
@@ -44,17 +44,12 @@ pub(crate) async fn run_pusher(
     destinations: Arc<Destinations>,
     stop: CancellationToken,
 ) {
-    let pushed = Arc::new(PushedPositions::default());
-    engine.recovery().set_sent_positions({
-        let pushed = Arc::clone(&pushed);
-        move || pushed.read()
-    });
     while !stop.is_cancelled() {
         stop.run_until_cancelled(engine.recovery().wait_until_ready()).await;
         let serving = stop.child_token();
         // Its tasks end with it.
         let tasks = TaskSet::new(serving.clone());
-        let queue = Arc::new(EnginePushQueue::new(engine.clone(), Arc::clone(&pushed)));
+        let queue = Arc::new(EnginePushQueue::new(engine.clone()));
         let mut readiness = engine.recovery().watch_readiness();
         let opened = *readiness.borrow_and_update();
         match PushDispatcher::start(queue, &config, Arc::clone(&destinations), &tasks, &serving).await {

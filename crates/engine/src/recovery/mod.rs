@@ -6,9 +6,9 @@
 
 mod broker_positions;
 mod frames;
+mod last_sent;
 mod rebuild;
 mod repair;
-mod sent_positions;
 
 use std::{
     sync::{
@@ -22,11 +22,10 @@ use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use last_sent::LastSent;
 use relay_domain::recovery::LogMarks;
 use relay_store::{Store, recovery::DatabaseState};
 pub use repair::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport};
-pub use sent_positions::SentPosition;
-use sent_positions::SentPositions;
 
 use crate::{Engine, EngineError, EngineResult, Inner, core::Core, error::Fault};
 
@@ -70,7 +69,7 @@ pub(crate) struct RecoveryState {
     must_rebuild: AtomicBool,
     /// Deliveries that this process sent before the last recovery have not been compared yet.
     must_raise_heads: AtomicBool,
-    sent_positions: SentPositions,
+    last_sent: LastSent,
 }
 
 impl RecoveryState {
@@ -84,7 +83,7 @@ impl RecoveryState {
             log_recreated: Notify::new(),
             must_rebuild: AtomicBool::new(false),
             must_raise_heads: AtomicBool::new(false),
-            sent_positions: SentPositions::none(),
+            last_sent: LastSent::default(),
         }
     }
 
@@ -190,7 +189,7 @@ async fn try_open(engine: &Engine, began: Instant, rounds: &mut u64) -> EngineRe
             // A token that the database has lost must not outlive it.
             engine.inner.access.tokens.forget_all();
         }
-        sent_positions::raise_heads(engine).await?;
+        last_sent::raise_heads(engine).await?;
         // Loaded before the first request: a suspended workspace stays out.
         crate::workspaces::suspensions::refresh(&engine.inner).await?;
     }
@@ -298,7 +297,8 @@ async fn check_database(engine: &Engine, began: Instant) -> EngineResult<CheckOu
         return Ok(CheckOutcome::Closed(reason));
     }
     let is_older = database.is_replaced() || engine.store().is_older_state(&database);
-    let ahead = if engine.inner.stream.is_up() { repair.log_is_ahead(&database).await.ok() } else { None };
+    let ahead =
+        if engine.inner.stream.is_up() { unless_nats_fails(repair.log_is_ahead(&database).await)? } else { None };
     match ahead {
         Some(true) => {}
         Some(false) if is_older => {}
@@ -331,6 +331,15 @@ async fn check_database(engine: &Engine, began: Instant) -> EngineResult<CheckOu
     lock.release().await;
     outcome?;
     Ok(CheckOutcome::Open { compared: true, database: Box::new(store.database_state().await?) })
+}
+
+/// Returns `None` for an error of NATS. One of Postgres must not make a recovery continue without the log.
+fn unless_nats_fails<T>(result: EngineResult<T>) -> EngineResult<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(EngineError::Internal(Fault::Stream(_))) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Opens a database that needs no repair.

@@ -3,13 +3,10 @@
 //! Used by `connection` and `hosting`, which register agents here, and by `registry` and `notices`, which look them
 //! up.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicI64, Ordering},
-};
+use std::sync::{Arc, atomic::AtomicI64};
 
 use relay_domain::{AgentId, NodeId, WorkspaceScope, metric_names};
-use relay_engine::{mailboxes::serving::Fence, recovery::SentPosition};
+use relay_engine::mailboxes::serving::Fence;
 
 use super::{
     notices::MissedWindow,
@@ -50,18 +47,6 @@ impl Registry {
     /// Returns the connection that serves an agent, and its node.
     pub(super) fn find_route(&self, scope: WorkspaceScope, agent: AgentId) -> Option<(u64, NodeId)> {
         self.maps().agents.get(&(scope, agent)).map(|served| (served.handle.id, served.node_id.clone()))
-    }
-
-    /// Returns the highest seq that was sent over each socket.
-    #[must_use]
-    pub fn sent_positions(&self) -> Vec<SentPosition> {
-        let maps = self.maps();
-        let position = |((_, agent), route): (&(WorkspaceScope, AgentId), &AgentRoute)| {
-            let fence = maps.peers.get(&route.handle.id)?.fence.clone()?;
-            let seq = route.next.load(Ordering::Relaxed) - 1;
-            (seq > 0).then_some(SentPosition { fence, agent_id: *agent, seq })
-        };
-        maps.agents.iter().filter_map(position).collect()
     }
 
     /// Removes the route of an agent. A route that another connection has set meanwhile stays.

@@ -1,14 +1,12 @@
 //! The engine as the dispatcher of outbound deliveries needs it.
 
 mod push;
-mod pushed_positions;
 mod subscriptions;
 
 use relay_dispatch::QueueError;
 use relay_engine::EngineError;
 
 pub(crate) use push::EnginePushQueue;
-pub(crate) use pushed_positions::PushedPositions;
 pub(crate) use subscriptions::EngineSubscriptionQueue;
 
 fn queue_error(error: EngineError) -> QueueError {

@@ -1,6 +1,6 @@
 //! Mailboxes of http_push nodes.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -28,18 +28,17 @@ use relay_engine::{
 };
 use tokio::sync::broadcast::error::RecvError;
 
-use super::{pushed_positions::PushedPositions, queue_error};
+use super::queue_error;
 
 /// Queue of one dispatcher.
 pub(crate) struct EnginePushQueue {
     engine: Engine,
     worker: PushWorker,
-    pushed: Arc<PushedPositions>,
 }
 
 impl EnginePushQueue {
-    pub(crate) fn new(engine: Engine, pushed: Arc<PushedPositions>) -> Self {
-        Self { worker: engine.push_worker(), engine, pushed }
+    pub(crate) fn new(engine: Engine) -> Self {
+        Self { worker: engine.push_worker(), engine }
     }
 }
 
@@ -113,7 +112,7 @@ impl PushQueue for EnginePushQueue {
     }
 
     fn note_sent(&self, mailbox: &LeasedMailbox, seq: Seq) {
-        self.pushed.note(mailbox, seq);
+        self.engine.recovery().note_pushed(mailbox, seq);
     }
 
     async fn record(&self, attempts: &[PushAttempt], pass: RecordingPass) -> QueueResult<HashSet<MailboxKey>> {

@@ -222,6 +222,9 @@ impl Connection {
                 if let Some(route) = self.routes.get(&agent) {
                     route.next.store(next, Ordering::Relaxed);
                 }
+                if let Some(binding) = self.state.binding() {
+                    engine.recovery().note_sent(&binding.fence, agent, next - 1);
+                }
             }
             Effect::Sent { agent, up_to, count } => {
                 metrics::counter!(metric_names::DELIVERIES_SENT).increment(count);
