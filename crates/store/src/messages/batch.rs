@@ -19,15 +19,28 @@ use relay_wire::{
 };
 
 use crate::{
-    StoreError,
+    Store, StoreError,
     access::idempotency::IdempotencyKey,
     events::{Event, EventBody, RecordedEvents},
     messages::outbox::OutboxSource,
 };
 
-/// Timeout of everything before the COMMIT, waits for locks (2 s each) included. Each process has one batch
+/// Timeout of everything before the COMMIT, waits for locks (2 s each) included. Each lane of a process has one batch
 /// transaction at a time, so a connection that hangs without an error must not block all later sends.
-pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
+
+impl Store {
+    /// Waits for a write of a batch. `None`: it was given up after [`WRITE_TIMEOUT`], or because another database was met.
+    /// A host that is lost does not close its connections, and the batches behind this one can be written to the new
+    /// primary.
+    pub(super) async fn await_write<T>(&self, write: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = tokio::time::timeout(WRITE_TIMEOUT, write) => done.ok(),
+            () = self.fence.closed() => None,
+        }
+    }
+}
 
 /// Recipients from which on a message is a fan-out. Fewer are written with the message, in some twenty milliseconds.
 const FANOUT_RECIPIENTS: usize = 1024;

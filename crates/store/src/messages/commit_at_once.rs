@@ -25,8 +25,8 @@ use crate::{
     events::{self, EventColumns, EventSeq},
     messages::{
         batch::{
-            Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome, WRITE_TIMEOUT, WrittenDelivery,
-            message_events, sort_and_dedup,
+            Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome, WrittenDelivery, message_events,
+            sort_and_dedup,
         },
         commit_write::{AttachmentColumns, BatchQuery, MessageColumns, written_rows},
         days::day_of,
@@ -170,7 +170,7 @@ async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Option<BatchOutc
         connection.finish().await?;
         Ok(rows)
     };
-    let done = tokio::time::timeout(WRITE_TIMEOUT, statement).await;
+    let done = store.await_write(statement).await;
     let done = done.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(StoreError::from_sqlx(doing));
     let rows = match store.note_epoch(batch.epoch, done) {
         Ok(rows) => decode_rows::<CommittedRow>("deliveries", &rows).map_err(BatchError::Unknown)?,

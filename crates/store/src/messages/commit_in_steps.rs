@@ -48,14 +48,15 @@ impl Store {
             let outcomes = self.note_epoch(batch.epoch, write_batch(&mut tx, batch).await)?;
             StoreResult::Ok((tx, outcomes))
         };
-        // After a timeout here the outcome is known: the COMMIT was not sent, so Postgres rolls back.
-        let begun = tokio::time::timeout(WRITE_TIMEOUT, begun).await;
+        // Given up here, the outcome is known: the COMMIT was not sent, so Postgres rolls back.
+        let begun = self.await_write(begun).await;
         let (mut tx, outcomes) =
-            begun.unwrap_or_else(|_| Err(StoreError::unavailable(doing))).map_err(BatchError::NotCommitted)?;
+            begun.unwrap_or_else(|| Err(StoreError::unavailable(doing))).map_err(BatchError::NotCommitted)?;
         let Some(outcomes) = outcomes else {
             return read_outcome(&mut tx, batch).await;
         };
-        tx.commit().with_timeout().await.map_err(StoreError::from_sqlx("committing the batch")).map_err(|error| {
+        let committed = self.await_write(tx.commit().with_timeout()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut));
+        committed.map_err(StoreError::from_sqlx("committing the batch")).map_err(|error| {
             // Without a reply the COMMIT may have succeeded; with an error reply it did not.
             if error.is_unavailable() { BatchError::Unknown(error) } else { BatchError::NotCommitted(error) }
         })?;

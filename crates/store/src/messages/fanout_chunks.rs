@@ -20,7 +20,7 @@ use crate::{
     decode::decode_rows,
     events::{self, RecordedEvents},
     messages::{
-        batch::{NewRecipient, WRITE_TIMEOUT, WrittenDelivery, delivery_event},
+        batch::{NewRecipient, WrittenDelivery, delivery_event},
         commit_write::written_deliveries,
         days::day_of,
         fanouts::CLAIM,
@@ -164,8 +164,8 @@ impl Store {
     /// With [`StoreError::Unavailable`] it may have been committed: the record tells. After any other error it was not.
     pub async fn write_fanout_chunk(&self, chunk: &FanoutChunk<'_>) -> StoreResult<ChunkOutcome> {
         let epoch = self.epoch(DOING)?;
-        let done = tokio::time::timeout(WRITE_TIMEOUT, self.write_chunk(chunk, epoch)).await;
-        self.note_epoch(epoch, done.unwrap_or_else(|_| Err(StoreError::unavailable(DOING))))
+        let done = self.await_write(self.write_chunk(chunk, epoch)).await;
+        self.note_epoch(epoch, done.unwrap_or_else(|| Err(StoreError::unavailable(DOING))))
     }
 
     async fn write_chunk(&self, chunk: &FanoutChunk<'_>, epoch: Option<i64>) -> StoreResult<ChunkOutcome> {

@@ -4,9 +4,12 @@
 //! database with it, and transactions that assign numbers carry the epoch. The engine's recovery task sets it, and is
 //! woken when another database or epoch was met (ADR 0044).
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicI64, Ordering},
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+    },
 };
 
 use sqlx::{PgConnection, Postgres, pool::PoolOptions};
@@ -48,6 +51,9 @@ pub(crate) struct EpochFence {
     known: watch::Sender<Option<KnownDatabase>>,
     /// Another database or epoch was met, and the process has not recovered yet.
     is_closed: AtomicBool,
+    /// Wakes those that wait for an answer of the database before.
+    closes: Notify,
+    /// Wakes the recovery.
     met_other: Notify,
     /// Confirmations of the database that this process has seen; a lower count shows an older state of it.
     confirmations: AtomicI64,
@@ -60,6 +66,7 @@ impl Default for EpochFence {
         Self {
             known: watch::Sender::new(None),
             is_closed: AtomicBool::new(false),
+            closes: Notify::new(),
             met_other: Notify::new(),
             confirmations: AtomicI64::new(0),
             has_confirmed: AtomicBool::new(false),
@@ -73,8 +80,23 @@ impl EpochFence {
     pub(crate) fn close_if(&self, is_other: impl FnOnce(Option<&KnownDatabase>) -> bool) {
         let known = self.known.borrow();
         if is_other(known.as_ref()) {
-            self.is_closed.store(true, Ordering::SeqCst);
+            self.close();
             self.met_other.notify_one();
+        }
+    }
+
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.closes.notify_waiters();
+    }
+
+    /// Returns when another database or epoch has been met; at once until this process has recovered.
+    pub(crate) async fn closed(&self) {
+        let mut closes = pin!(self.closes.notified());
+        // Before the look, so that no close is missed.
+        closes.as_mut().enable();
+        if !self.is_closed.load(Ordering::SeqCst) {
+            closes.await;
         }
     }
 
@@ -182,7 +204,7 @@ impl Store {
 
     /// Refuses all transactions that assign numbers until [`Store::open_epoch`].
     pub fn close_epoch(&self) {
-        self.fence.is_closed.store(true, Ordering::SeqCst);
+        self.fence.close();
     }
 
     /// Returns whether the known database was put back to an older state, and not recovered since.
