@@ -18,6 +18,14 @@ pub struct Received {
     pub text: Option<String>,
 }
 
+/// Returns what a `deliver` frame contains.
+pub fn content_of(frame: &Value) -> Content {
+    let payload = &frame["payload"];
+    let text = (payload["type"] != "delivery.expired")
+        .then(|| payload["data"]["text"].as_str().unwrap_or_default().to_owned());
+    Content { delivery_id: frame["delivery_id"].as_str().unwrap_or_default().to_owned(), text }
+}
+
 #[derive(Debug, Default)]
 struct Mailbox {
     frames: BTreeMap<u64, Received>,
@@ -85,14 +93,11 @@ impl Ledger {
     /// without gap or reorder on their connection, and that nothing below a readable floor is repeated; the history
     /// judges the contents.
     pub fn record_delivery(&self, agent: &str, frame: &Value, line: &mut ConnectionLedger) -> u64 {
-        let seq = frame["seq"].as_u64().unwrap_or_default();
-        let payload = &frame["payload"];
-        let text = (payload["type"] != "delivery.expired")
-            .then(|| payload["data"]["text"].as_str().unwrap_or_default().to_owned());
-        let id = |field: &str| frame[field].as_str().unwrap_or_default().to_owned();
-        let received = Received { delivery_id: id("delivery_id"), msg_id: id("msg_id"), text };
-        let content = Content { delivery_id: received.delivery_id.clone(), text: received.text.clone() };
-        self.history.record_frame(agent, seq, content);
+        let (seq, content) = (frame["seq"].as_u64().unwrap_or_default(), content_of(frame));
+        self.history.record_frame(agent, seq, content.clone());
+        let Content { delivery_id, text } = content;
+        let msg_id = frame["msg_id"].as_str().unwrap_or_default().to_owned();
+        let received = Received { delivery_id, msg_id, text };
         let mut inner = self.inner();
         let mailbox = inner.mailboxes.entry(agent.to_owned()).or_default();
         let mut wrong = None;

@@ -11,6 +11,7 @@ pub mod ledger;
 pub mod load;
 pub mod node;
 pub mod posts;
+pub mod report;
 pub mod scene;
 pub mod sender;
 

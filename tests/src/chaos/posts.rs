@@ -64,6 +64,12 @@ impl Posts {
         Ok(format!("{fault}: {} posts, p50 {p50:?}, p99 {p99:?}", times.len()))
     }
 
+    /// Returns the longest time that a post has taken.
+    pub fn longest(&self) -> Duration {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.iter().map(|(_, time)| *time).max().unwrap_or_default()
+    }
+
     /// Stops posting and returns all messages.
     pub async fn stop(self) -> Result<Vec<SentMessage>> {
         self.stopped.store(true, Ordering::Relaxed);

@@ -12,8 +12,9 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use relay_testkit::{
     client::{Agent, Api, Reply},
-    history::Losses,
+    history::{Content, Losses},
     proxy::{Direction, Verdict},
+    receiver::Received,
     stack::{Stack, StackBuilder},
     wait,
 };
@@ -24,6 +25,7 @@ use super::{
     end_state::record_end_state,
     ledger::Ledger,
     node::Node,
+    report::print_row,
     sender::{Outcome, SentMessage, Target, repeat_keyed, send_accepted, send_once},
 };
 
@@ -251,6 +253,24 @@ impl Scene {
             self.ledger.history().record_post(repeated.to_post());
         }
         Ok(())
+    }
+
+    /// Records the deliveries that the endpoint of an agent received, each of which it acknowledged with a 2xx.
+    pub fn record_calls(&self, agent: &str, calls: &[Arc<Received>]) -> Result<()> {
+        for call in calls {
+            let (body, seq) = (call.json(), call.seq().unsigned_abs());
+            let delivery_id = body["delivery_id"].as_str().context("no delivery id")?.to_owned();
+            let text = body["data"]["text"].as_str().map(str::to_owned);
+            self.ledger.history().record_frame(agent, seq, Content { delivery_id, text });
+            self.ledger.history().record_ack(agent, seq);
+        }
+        Ok(())
+    }
+
+    /// Prints the figures of a test with a fault, once its history is judged. `sent` are the posts of its senders.
+    pub fn print_row(&self, fault: &str, service_after: Duration, sent: &[SentMessage]) {
+        let retries = sent.iter().map(|one| u64::from(one.attempts.saturating_sub(1))).sum();
+        print_row(fault, service_after, self.ledger.history(), retries);
     }
 
     /// Judges what senders, nodes and the database know, once every delivery has arrived. Nothing may be lost.

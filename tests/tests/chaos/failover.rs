@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use relay_acceptance::chaos::{
     bulk, by_run_size,
     database::Database,
@@ -22,6 +22,7 @@ use relay_testkit::{
     proxy::TcpProxy,
     servers::Postgres,
     stack::{Service, Stack},
+    wait,
 };
 
 /// Limit for a loaded machine; the measured times are printed.
@@ -36,6 +37,15 @@ enum Way {
     Direct,
     /// Through a pooler, whose connections to the engine outlive the failover.
     Pooled,
+}
+
+impl Way {
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Direct => "",
+            Self::Pooled => ", engine behind PgBouncer",
+        }
+    }
 }
 
 /// Engine behind a proxy, its primary, and a standby that follows the primary through a proxy of its own.
@@ -123,6 +133,25 @@ impl Replicated {
         Ok(lost.len())
     }
 
+    /// Ends the node of bob's own socket, and waits until its gateway has noticed.
+    async fn close_own_socket(&mut self) -> Result<()> {
+        drop(self.nodes.pop());
+        let bob = self.agents.last().context("bob")?;
+        let node_id = format!("node_direct_{}", bob.id);
+        wait::until_ok("the socket of bob to be closed", SOON, || async {
+            ensure!(!self.scene.database.is_connected(&node_id).await?, "{node_id} is connected");
+            anyhow::Ok(())
+        })
+        .await
+    }
+
+    async fn reopen_own_socket(&mut self) -> Result<()> {
+        let bob = self.agents.last().context("bob")?;
+        let Scene { workspace, ledger, .. } = &self.scene;
+        self.nodes.push(Node::direct(workspace, bob, &self.scene.gateways_from(1), ledger).await?);
+        Ok(())
+    }
+
     async fn wait_settled(&self) -> Result<()> {
         self.scene.wait_settled(&self.agents, SOON).await
     }
@@ -158,7 +187,8 @@ async fn fail_over_asynchronously(way: Way) -> Result<()> {
     // From here on the standby lags. The gateways deliver, and take acks, of deliveries that it will never have.
     let lags_since = tick();
     installation.replication.blackhole();
-    senders.send(by_run_size(200, 1000)).await?;
+    let lacking = by_run_size(200, 1000);
+    senders.send(lacking).await?;
     let kept = installation.replicated().await?;
     let took = installation.fail_over().await?;
     let span = lags_since..tick();
@@ -167,12 +197,8 @@ async fn fail_over_asynchronously(way: Way) -> Result<()> {
     installation.wait_settled().await?;
     installation.repeat_keys(&report.sent, &kept).await?;
     let lost = installation.verify(&report.sent, span, &kept).await?;
-    println!(
-        "{} accepted, {lost} lost, {} repetitions; service after {took:?}; {} frames repeated",
-        report.sent.len(),
-        report.server_errors,
-        installation.scene.ledger.repeats()
-    );
+    let fault = format!("primary killed, the asynchronous standby lacks the last {lacking} messages{}", way.suffix());
+    installation.scene.print_row(&fault, took, &report.sent);
     ensure!(lost == 0, "JetStream had them all, and {lost} are lost");
     let recoveries = installation.recoveries().await?;
     ensure!((recoveries - 1.0).abs() < f64::EPSILON, "{recoveries} processes recovered the database");
@@ -206,21 +232,34 @@ async fn fail_over_synchronously(way: Way) -> Result<()> {
     let report = senders.stop().await?;
     installation.wait_settled().await?;
     installation.repeat_keys(&report.sent, &kept).await?;
-    let lost = installation.verify(&report.sent, 0..0, &kept).await?;
-    println!(
-        "{} accepted, {lost} lost, {} repetitions; service after {took:?}; {} frames repeated",
-        report.sent.len(),
-        report.server_errors,
-        installation.scene.ledger.repeats()
-    );
+    installation.verify(&report.sent, 0..0, &kept).await?;
+    let fault = format!("primary killed, synchronous standby{}", way.suffix());
+    installation.scene.print_row(&fault, took, &report.sent);
     Ok(())
 }
 
-/// Neither the log nor the standby has the deliveries. The broker of ada reports what it received; for bob's own socket only
-/// its gateway knows the numbers. Otherwise they are assigned again: the client takes the new deliveries for repetitions, and
-/// its acks cover them.
+/// Socket of bob's own node when the primary is killed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Socket {
+    Open,
+    /// Its gateway knows it no more, and bob returns when all gateways serve again.
+    Closed,
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_after_a_failover_are_not_taken_for_lost_ones() -> Result<()> {
+    lose_received_messages(Socket::Open).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_after_a_failover_are_not_taken_for_those_of_a_closed_socket() -> Result<()> {
+    lose_received_messages(Socket::Closed).await
+}
+
+/// Neither the log nor the standby has the deliveries. The broker of ada reports what it received; for bob's own socket
+/// only its gateway knows the numbers. Otherwise they are assigned again: the client takes the new deliveries for
+/// repetitions, and its acks cover them.
+async fn lose_received_messages(socket: Socket) -> Result<()> {
     const NEVER_REPLICATED: usize = 5;
     let newest = 1 + NEVER_REPLICATED as u64;
     let mut installation = Replicated::start().await?;
@@ -244,21 +283,33 @@ async fn messages_after_a_failover_are_not_taken_for_lost_ones() -> Result<()> {
         installation.scene.wait_received(name, newest, SOON).await;
         installation.scene.wait_acked(name, newest, SOON).await;
     }
+    if socket == Socket::Closed {
+        installation.close_own_socket().await?;
+    }
     let kept = installation.replicated().await?;
     installation.promote().await?;
-    let span = lags_since..tick();
+    let (span, promoted) = (lags_since..tick(), Instant::now());
     installation.scene.stack.nats().restart().await?;
+    let mut service_after = None;
     for name in names {
         for number in 0..10 {
             sent.push(send(name, number % 2, format!("after {number} for {name}")).await?);
+            if number == 1 {
+                // Each gateway has accepted a post.
+                service_after.get_or_insert(promoted.elapsed());
+            }
         }
+    }
+    if socket == Socket::Closed {
+        installation.reopen_own_socket().await?;
     }
     ensure!(sent.iter().all(|one| matches!(one.outcome, Outcome::Accepted(_))), "{sent:?}");
     installation.wait_settled().await?;
     installation.repeat_keys(&sent, &kept).await?;
     let lost = installation.verify(&sent, span, &kept).await?;
-    let repeats = installation.scene.ledger.repeats();
-    println!("{} accepted, {lost} lost; {repeats} frames repeated", sent.len());
+    let suffix = if socket == Socket::Closed { ", a direct socket closed before" } else { "" };
+    let fault = format!("primary killed, the standby lags and NATS was unavailable{suffix}");
+    installation.scene.print_row(&fault, service_after.context("no post")?, &sent);
     ensure!(lost == names.len() * NEVER_REPLICATED, "{lost} messages are lost");
     Ok(())
 }
@@ -272,7 +323,8 @@ async fn fail_over_with_a_long_log(has_nats: bool) -> Result<()> {
         installation.scene.stack.nats().kill9();
     }
     let took = installation.fail_over().await?;
-    println!("{} entries, nats {has_nats}: service after {took:?}", mailboxes * each);
+    let nats = if has_nats { "" } else { ", NATS unavailable" };
+    let fault = format!("primary killed, {} entries in {mailboxes} mailboxes to recover{nats}", mailboxes * each);
     ensure!(took < EXPECTED_WITHIN * by_run_size(3, 1), "service after {took:?}");
     installation.wait_settled().await?;
     if !has_nats {
@@ -282,6 +334,7 @@ async fn fail_over_with_a_long_log(has_nats: bool) -> Result<()> {
     installation.scene.dm(&installation.sam, 0, "eve", "after the return of nats").await?;
     installation.wait_settled().await?;
     installation.verify(&[], 0..0, &HashSet::new()).await?;
+    installation.scene.print_row(&fault, took, &[]);
     Ok(())
 }
 

@@ -100,10 +100,14 @@ async fn posts_are_accepted_and_delivered_while_a_nats_server_fails() -> Result<
     this.wait_complete().await?;
 
     let Clustered { scene, posts, .. } = this;
+    let longest = posts.longest();
     let sent = posts.stop().await?;
     wait::until("the rest to be received", SOON, || async {
         AGENTS.iter().map(|agent| scene.ledger.texts(agent).len()).sum::<usize>() == sent.len()
     })
     .await;
-    scene.verify(&sent).await
+    scene.verify(&sent).await?;
+    let fault = "of three NATS servers one killed, one partitioned, the storage of one lost, until a post is answered";
+    scene.print_row(fault, longest, &sent);
+    Ok(())
 }

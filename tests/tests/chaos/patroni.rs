@@ -56,6 +56,8 @@ struct Operated {
     sam: Agent,
     agents: Vec<Agent>,
     _nodes: [Node; 2],
+    /// Longest time from a fault to service.
+    service_after: Duration,
     /// Spans in which accepted messages may be lost.
     losses: Vec<Range<Tick>>,
     /// Messages that a new leader had before the old one ended.
@@ -72,7 +74,17 @@ impl Operated {
         let (direct, bob) = scene.direct("bob", 1).await?;
         agents.push(bob);
         let nodes = [broker, direct];
-        Ok(Self { scene, cluster, replication, sam, agents, _nodes: nodes, losses: Vec::new(), kept: HashSet::new() })
+        Ok(Self {
+            scene,
+            cluster,
+            replication,
+            sam,
+            agents,
+            _nodes: nodes,
+            service_after: Duration::ZERO,
+            losses: Vec::new(),
+            kept: HashSet::new(),
+        })
     }
 
     fn senders(&self) -> Senders {
@@ -90,7 +102,9 @@ impl Operated {
         };
         let leads = began.elapsed();
         self.scene.wait_service(&self.sam, "ada", &format!("{fault:?} of {former} at {:?}", tick())).await?;
-        println!("{fault:?}: member {leader} leads after {leads:?}, every gateway serves after {:?}", began.elapsed());
+        let served = began.elapsed();
+        println!("{fault:?}: member {leader} leads after {leads:?}, every gateway serves after {served:?}");
+        self.service_after = self.service_after.max(served);
         self.cluster.start_again(former)?;
         self.cluster.wait_healthy().await
     }
@@ -122,8 +136,8 @@ impl Operated {
         Ok(leader)
     }
 
-    /// Judges everything that happened.
-    async fn finish(self, senders: Senders) -> Result<()> {
+    /// Judges everything that happened in these faults.
+    async fn finish(self, senders: Senders, faults: &[Fault]) -> Result<()> {
         senders.send(by_run_size(100, 500)).await?;
         let report = senders.stop().await?;
         self.scene.wait_settled(&self.agents, SOON).await?;
@@ -136,13 +150,10 @@ impl Operated {
         let judged = self.scene.judge(&report.sent, Losses::Within(&self.losses)).await;
         let lost = judged.with_context(|| format!("{}{}", self.cluster.logs(60), self.scene.stack.logs(60)))?;
         let wrong: Vec<&String> = lost.iter().filter(|id| self.kept.contains(*id)).collect();
-        println!(
-            "{} accepted, {} lost, {} repetitions; {} frames repeated",
-            report.sent.len(),
-            lost.len(),
-            report.server_errors,
-            self.scene.ledger.repeats()
-        );
+        let switchovers = faults.iter().filter(|fault| **fault == Fault::Switchover).count();
+        let (kills, replication) = (faults.len() - switchovers, format!("{:?}", self.replication).to_lowercase());
+        let fault = format!("{switchovers} switchovers and {kills} kills of the leader, {replication} cluster");
+        self.scene.print_row(&fault, self.service_after, &report.sent);
         ensure!(wrong.is_empty(), "a new leader had {wrong:?}");
         Ok(())
     }
@@ -155,7 +166,7 @@ async fn pass_through(replication: Replication, faults: &[Fault]) -> Result<()> 
         let passed = operated.pass_through(*fault, &senders).await;
         passed.with_context(|| format!("{fault:?}\n{}{}", operated.cluster.logs(20), operated.scene.stack.logs(20)))?;
     }
-    operated.finish(senders).await
+    operated.finish(senders, faults).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,6 @@
 //! Engine behind a pooler in transaction mode, which has fewer connections to Postgres than the processes to it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use relay_acceptance::chaos::{
@@ -25,6 +25,9 @@ async fn the_engine_works_behind_a_pooler_and_outlives_its_restart() -> Result<(
     senders.send(by_run_size(200, 2000)).await?;
 
     scene.stack.pooler().restart().await?;
+    let restarted = Instant::now();
+    scene.wait_service(&sam, "ada", "after the restart").await?;
+    let took = restarted.elapsed();
     senders.send(by_run_size(100, 1000)).await?;
     // The transaction with a statement per step, which some batches need.
     scene.commit_in_steps().await?;
@@ -39,5 +42,7 @@ async fn the_engine_works_behind_a_pooler_and_outlives_its_restart() -> Result<(
     })
     .await?;
     ensure!(scene.ledger.links(broker.name()).registered == 1, "no socket depends on the pooler");
-    scene.verify(&sent).await
+    scene.verify(&sent).await?;
+    scene.print_row("PgBouncer restarted", took, &sent);
+    Ok(())
 }

@@ -40,7 +40,6 @@ async fn direct_agents_of_one_workspace_return_while_its_sends_continue() -> Res
     })
     .await;
     let took = since.elapsed();
-    println!("{count} agents back after {took:?}, {:.0}/s", count as f64 / took.as_secs_f64());
     println!("{}", posts.report("while they returned", first)?);
     ensure!(!is_full() || took < RETURNED_WITHIN, "back after {took:?}");
     let sent = posts.stop().await?;
@@ -48,5 +47,7 @@ async fn direct_agents_of_one_workspace_return_while_its_sends_continue() -> Res
     // Those that returned receive.
     scene.dm(&sam, 1, "d0", "back").await?;
     scene.wait_received("d0", 1, LOADED_MACHINE).await;
-    scene.verify(&sent).await
+    scene.verify(&sent).await?;
+    scene.print_row(&format!("gateway with {count} agents' own sockets killed, until all are back"), took, &sent);
+    Ok(())
 }

@@ -301,7 +301,8 @@ async fn wait_freed(scene: &Scene, mut socket: NodeSocket, node_id: &str) -> Res
         scene.database.is_connected(node_id).await.is_ok_and(|connected| !connected)
     })
     .await;
-    println!("free after {:?}", since.elapsed());
+    let fault = "connection cut in the COMMIT of a registration, until its provider is free";
+    scene.print_row(fault, since.elapsed(), &[]);
     Ok(())
 }
 

@@ -160,6 +160,8 @@ struct Records {
     /// Texts of conversations, oldest first.
     listings: Vec<Vec<String>>,
     floors: BTreeMap<String, Floors>,
+    /// Frames whose seq its agent had received before.
+    repeated_frames: u64,
     /// Breaches that later records cannot show any more.
     breaches: Vec<Violation>,
 }
@@ -182,9 +184,10 @@ impl History {
 
     /// Records a frame. A tombstone may stand for a content received earlier.
     pub fn record_frame(&self, agent: &str, seq: u64, content: Content) {
-        let mut records = self.records();
+        let records = &mut *self.records();
         let mailbox = records.mailboxes.entry(agent.to_owned()).or_default();
         mailbox.received = mailbox.received.max(seq);
+        records.repeated_frames += u64::from(mailbox.contents.contains_key(&seq));
         let was_acked = seq <= mailbox.acked;
         let breach = match mailbox.contents.get(&seq) {
             Some(first) if *first == content || content.text.is_none() => return,
@@ -246,6 +249,26 @@ impl History {
             Answer::Accepted(_) | Answer::Refused(_) | Answer::None => None,
         });
         lost.collect()
+    }
+
+    /// Returns the number of messages that were accepted.
+    pub fn accepted_count(&self) -> usize {
+        let records = self.records();
+        let accepted = records.posts.iter().filter_map(|post| match &post.answer {
+            Answer::Accepted(id) => Some(id),
+            Answer::Refused(_) | Answer::None => None,
+        });
+        accepted.collect::<HashSet<_>>().len()
+    }
+
+    /// Returns the number of posts that were refused or not answered.
+    pub fn refused_count(&self) -> usize {
+        self.records().posts.iter().filter(|post| !matches!(post.answer, Answer::Accepted(_))).count()
+    }
+
+    /// Returns the number of frames whose seq its agent had received before.
+    pub fn repeated_frames(&self) -> u64 {
+        self.records().repeated_frames
     }
 
     /// Returns the breaches that frames and acks alone have shown so far.

@@ -45,7 +45,9 @@ fn a_correct_history_has_no_violations() {
         (3, content("unknown but stored")),
         (2, tombstone()),
     ];
-    assert_eq!(history(posts, &frames, 3).violations(Losses::None), []);
+    let history = history(posts, &frames, 3);
+    assert_eq!(history.violations(Losses::None), []);
+    assert_eq!((history.accepted_count(), history.refused_count(), history.repeated_frames()), (2, 3, 2));
 }
 
 #[test]
