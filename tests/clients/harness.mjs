@@ -49,8 +49,8 @@ export async function ask(request) {
   check(`the test did "${request}"`, value === 'done', value);
 }
 
-/** Gives the test the posts, as [text, id], and the texts that a client has shown, for the rules of all histories. */
-export const report = (posts, shown) => ask(JSON.stringify({ posts, shown }));
+/** Gives the test the posts, as [text, id], for the rules of all histories, and what it needs to read the state at the end. */
+export const report = (posts, rest) => ask(JSON.stringify({ posts, ...rest }));
 
 /**
  * Connects an agent's client and waits until its socket is open. `events` is what it receives live, as

@@ -1,6 +1,6 @@
 // Live events, over the workspace's stream and an agent's own socket, across the death of their gateway.
 
-import { ask, check, same, until } from './harness.mjs';
+import { ask, check, report, same, until } from './harness.mjs';
 import { watch, watched } from './surface.mjs';
 
 /** Listens to everything that a client can tell, by the names of its listeners. */
@@ -47,16 +47,17 @@ export async function subscriptions({ agents: { ada, bob } }) {
 }
 
 /** The gateway of all connections is killed; what happens then is not lost. */
-export async function survive({ relay, there, tokens }, { workspace, agent }) {
+export async function survive({ relay, there, tokens, apiKey }, { workspace, agent }) {
   const lead = there.as(tokens.ada);
   const texts = (events) => events.map((event) => event.message.text).filter((text) => text.startsWith('meanwhile'));
   await ask('kill -9 the gateway');
   // Posted at once, before the client connects again, so that there is something to replay.
-  const sent = [];
+  const posts = [];
   for (let nth = 1; nth <= 10; nth += 1) {
-    sent.push(`meanwhile ${nth}`);
-    await lead.send('plans', sent.at(-1));
+    const text = `meanwhile ${nth}`;
+    posts.push([text, (await lead.send('plans', text)).id]);
   }
+  const sent = posts.map(([text]) => text);
   await until('the workspace\'s stream drops', () => workspace.disconnected.length > 0);
   await until('the agent gets what was posted meanwhile', () => texts(agent.messageCreated).length >= 10, () => texts(agent.messageCreated));
   same('once, in order', texts(agent.messageCreated), sent);
@@ -65,6 +66,7 @@ export async function survive({ relay, there, tokens }, { workspace, agent }) {
   same('once too', texts(workspace.messageCreated).toSorted(), sent.toSorted());
   check('after a drop', workspace.disconnected.length > 0 && agent.disconnected.length > 0 && workspace.reconnecting[0] === 1 && agent.reconnecting[0] === 1);
   check('and what was missed was replayed', workspace.resynced.some((event) => event.replayed >= 1 && !event.gapDetected), workspace.resynced);
+  await report(posts, { key: apiKey });
   await ask('start the gateway again');
   same('requests go on', (await relay.workspace.info()).id, (await there.workspace.info()).id);
 }

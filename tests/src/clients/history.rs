@@ -1,16 +1,22 @@
-//! History of a published client that stays connected during a fault. Clients show texts without seqs.
+//! History of a published client that stays connected during a fault: the posts to it, and the frames and acks of its
+//! sockets that passed a tap.
+
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use relay_testkit::{
     client::Api,
-    history::{Answer, Content, History, Losses, Post, tick},
+    history::{Answer, History, Losses, Post, tick},
 };
 use serde_json::Value;
 
 use super::Request;
-use crate::chaos::{database::Database, end_state::record_end_state};
+use crate::{
+    chaos::{database::Database, end_state::record_end_state, ledger::content_of, report::print_row},
+    golden::Recording,
+};
 
-/// Posts of one sender, which awaits each answer, and what the recipient's client showed.
+/// Posts of one sender, which awaits each answer, to one recipient.
 #[derive(Debug)]
 pub struct ClientHistory {
     recipient: String,
@@ -35,31 +41,47 @@ impl ClientHistory {
         });
     }
 
-    /// Records all texts that the client has shown, in their order, which stands for the seqs.
-    pub fn record_shown<'a>(&self, texts: impl IntoIterator<Item = &'a str>) {
-        for (seq, text) in (1..).zip(texts) {
-            let content = Content { delivery_id: String::new(), text: Some(text.to_owned()) };
-            self.history.record_frame(&self.recipient, seq, content);
-        }
-    }
-
-    /// Records a script's report: `{"posts": [[text, id], …], "shown": [text, …]}`.
-    pub fn record_report(&self, request: &Request) -> Result<()> {
+    /// Records a script's report, `{"posts": [[text, id], …]}`, and returns it.
+    pub fn record_report(&self, request: &Request) -> Result<Value> {
         let report: Value = serde_json::from_str(&request.0).with_context(|| format!("{request:?} is no report"))?;
         for post in report["posts"].as_array().context("posts")? {
             self.record_post(post[0].as_str().context("a text")?, post[1].as_str().context("an id")?);
         }
-        let shown = report["shown"].as_array().context("shown texts")?;
-        self.record_shown(shown.iter().filter_map(Value::as_str));
+        Ok(report)
+    }
+
+    /// Judges the posts, what passed on the sockets, and the state of the only workspace, whose key `workspace` has.
+    pub async fn judge(
+        &self,
+        passed: &Recording,
+        database: &Database,
+        workspace: &Api,
+        losses: Losses<'_>,
+    ) -> Result<()> {
+        for (from_engine, frame) in passed.socket_frames() {
+            if frame["agent"] != self.recipient.as_str() {
+                continue;
+            }
+            match (from_engine, frame["type"].as_str()) {
+                // Seq 0 asks for a position.
+                (true, Some("deliver")) if frame["seq"] != 0 => {
+                    let seq = frame["seq"].as_u64().context("a seq")?;
+                    self.history.record_frame(&self.recipient, seq, content_of(&frame));
+                }
+                (false, Some("delivery.ack")) => {
+                    self.history.record_ack(&self.recipient, frame["up_to_seq"].as_u64().context("a seq")?);
+                }
+                _ => {}
+            }
+        }
+        record_end_state(&self.history, database, workspace).await?;
+        let violations = self.history.violations(losses);
+        ensure!(violations.is_empty(), "{} violations: {violations:#?}", violations.len());
         Ok(())
     }
 
-    /// Judges the posts and texts with the state of the only workspace, whose key `workspace` has. Nothing may be lost.
-    pub async fn judge(&self, database: &Database, workspace: &Api) -> Result<()> {
-        record_end_state(&self.history, database, workspace).await?;
-        // A failover that loses nothing: heads may have jumped above what was received.
-        let violations = self.history.violations(Losses::Within(&[]));
-        ensure!(violations.is_empty(), "{} violations: {violations:#?}", violations.len());
-        Ok(())
+    /// Prints the figures of a test with a fault, once its history is judged.
+    pub fn print_row(&self, fault: &str, service_after: Duration, passed: &Recording) {
+        print_row(fault, service_after, &self.history, passed.server_errors());
     }
 }

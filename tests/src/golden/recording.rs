@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 use relay_testkit::receiver::{Received, Receiver};
+use serde_json::Value;
 
 use super::http::{Frame, Message};
 use super::{Tap, shape, transcript};
@@ -62,6 +63,26 @@ impl Recording {
     #[must_use]
     pub fn shapes(&self) -> Vec<String> {
         shape::lines(&self.entries())
+    }
+
+    /// The JSON frames of all WebSockets, in the order in which they passed, each with true if the engine sent it.
+    #[must_use]
+    pub fn socket_frames(&self) -> Vec<(bool, Value)> {
+        let frame = |entry| match entry {
+            Entry::Frame { from_engine, frame: Frame::Text(text), .. } => {
+                Some((from_engine, serde_json::from_str(&text).ok()?))
+            }
+            Entry::Frame { .. } | Entry::Answer { .. } | Entry::ServerEvent { .. } | Entry::Call { .. } => None,
+        };
+        self.entries().into_iter().filter_map(frame).collect()
+    }
+
+    /// The number of answers with a status of 5xx.
+    #[must_use]
+    pub fn server_errors(&self) -> u64 {
+        let is_error =
+            |entry: &&Entry| matches!(entry, Entry::Answer { response, .. } if response.head.word(1).starts_with('5'));
+        self.entries().iter().filter(is_error).count() as u64
     }
 
     pub(super) fn add(&self, entry: Entry) {

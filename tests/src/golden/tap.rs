@@ -80,6 +80,12 @@ impl<const N: usize> Tapped<N> {
         self.taps.each_ref().map(Tap::url)
     }
 
+    /// The traffic so far.
+    #[must_use]
+    pub const fn recording(&self) -> &Recording {
+        &self.recording
+    }
+
     /// Compares the shapes of what the engine sent with `tests/golden/clients/<name>.txt`.
     ///
     /// # Errors

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use relay_acceptance::clients::{AgentScript, Broker, Front, Position};
+use relay_acceptance::chaos::{database::Database, sender::posted_message_id};
+use relay_acceptance::clients::{AgentScript, Broker, ClientHistory, Front, Position};
 use relay_acceptance::golden::Tapped;
 use relay_testkit::client::{Api, Reply};
+use relay_testkit::history::Losses;
 use relay_testkit::stack::Stack;
 use relay_testkit::{shared, wait};
 use reqwest::Method;
@@ -20,13 +22,14 @@ const HEARD_WITHIN: Duration = Duration::from_secs(45);
 struct Lead {
     workspace: Api,
     api: Api,
+    history: ClientHistory,
 }
 
 impl Lead {
     async fn new(gateway: &str) -> Result<Self> {
         let workspace = Api::create_workspace(gateway, "broker").await?;
         let lead = workspace.register_agent("lead").await?;
-        Ok(Self { api: workspace.as_agent(&lead), workspace })
+        Ok(Self { api: workspace.as_agent(&lead), workspace, history: ClientHistory::new(AGENT) })
     }
 
     /// Waits until the broker has enrolled its node, which it does after its local API answers.
@@ -39,7 +42,9 @@ impl Lead {
 
     async fn posts(&self, text: &str) -> Result<()> {
         println!("lead posts {text}");
-        self.api.post_message("general", text).await?.success().map(|_| ())
+        let reply = self.api.post_message("general", text).await?;
+        self.history.record_post(text, &posted_message_id(&reply)?);
+        Ok(())
     }
 
     /// Returns `delivery_ack_seq` as shown for the node.
@@ -134,6 +139,8 @@ async fn through_restarts(stack: &Stack) -> Result<()> {
     let heard = script.received_lines();
     let expected: Vec<String> = (1..=7).map(|n| format!("text-{n}")).collect();
     assert_eq!(texts(&heard), expected, "each once and in order, over three broker processes:\n{heard}");
+    let database = Database::connect(stack.database_url())?;
+    lead.history.judge(gateways.recording(), &database, &lead.workspace, Losses::None).await?;
     gateways.compare("broker")
 }
 

@@ -4,9 +4,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use relay_acceptance::clients::{AgentScript, Broker, Front};
-use relay_acceptance::golden::Tapped;
+use relay_acceptance::chaos::{database::Database, sender::posted_message_id};
+use relay_acceptance::clients::{AgentScript, Broker, ClientHistory, Front};
+use relay_acceptance::golden::{Recording, Tapped};
 use relay_testkit::client::Api;
+use relay_testkit::history::Losses;
 use relay_testkit::stack::Stack;
 use relay_testkit::wait;
 use serde_json::{Value, json};
@@ -30,7 +32,7 @@ async fn twice(stack: &Stack) -> Result<()> {
     let lead = workspace.as_agent(&workspace.register_agent("lead").await?);
     let gateways = Tapped::new([front.url()]).await?;
     let broker = Broker::start(gateways.urls()[0], workspace.token(), NODE, &stack.state_dir().join("broker")).await?;
-    let through = Through { stack, workspace, lead, broker };
+    let through = Through { stack, workspace, lead, broker, passed: gateways.recording() };
 
     assert_eq!(front.current(), 0);
     through
@@ -53,6 +55,7 @@ struct Through<'a> {
     workspace: Api,
     lead: Api,
     broker: Broker,
+    passed: &'a Recording,
 }
 
 impl Through<'_> {
@@ -76,7 +79,8 @@ impl Through<'_> {
         let here = hosted.as_array().context("a list")?.iter().any(|agent| agent["agent_name"] == name);
         ensure!(here, "{name} is not on the roster: {hosted}");
         let text = format!("text-for-{name}");
-        self.lead.post_message("general", &text).await?.success()?;
+        let history = ClientHistory::new(name);
+        history.record_post(&text, &posted_message_id(&self.lead.post_message("general", &text).await?)?);
         wait::until_ok("the text in the terminal, acked", IN_TIME, || async {
             ensure!(script.received_lines().contains(&text), "the command was given {:?}", script.received_lines());
             let hosted = self.workspace.get(&format!("/v1/nodes/{NODE}/agents")).await?.success()?;
@@ -85,6 +89,9 @@ impl Through<'_> {
             Ok::<_, anyhow::Error>(())
         })
         .await?;
+
+        let database = Database::connect(self.stack.database_url())?;
+        history.judge(self.passed, &database, &self.workspace, Losses::None).await?;
 
         let released =
             self.lead.post("/v1/agents/release", json!({ "name": name, "reason": "done" })).await?.success()?;

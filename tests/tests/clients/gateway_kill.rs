@@ -3,7 +3,9 @@
 use anyhow::Result;
 use relay_acceptance::chaos::database::Database;
 use relay_acceptance::clients::{ClientHistory, Front, Script};
+use relay_acceptance::golden::Tapped;
 use relay_testkit::client::Api;
+use relay_testkit::history::Losses;
 use relay_testkit::stack::Stack;
 
 /// Runs a script that asks to kill the gateway of its clients and reports their history, which is judged.
@@ -11,10 +13,11 @@ pub(crate) async fn survives_its_gateway(workspace: &str, script: Script) -> Res
     let stack = Stack::builder().gateways(2).start().await?;
     let (victim, other) = (stack.gateway(0), stack.gateway(1));
     let front = Front::start(&[victim.url(), other.url()]).await?;
+    let gateways = Tapped::new([front.url()]).await?;
     let workspace = Api::create_workspace(other.url(), workspace).await?;
     let history = ClientHistory::new("ada");
     script
-        .env("RELAY_FRONT", front.url())
+        .env("RELAY_FRONT", gateways.urls()[0])
         .env("RELAY_OTHER", other.url())
         .env("RELAY_KEY", workspace.token())
         .run(async |request| match request.0.as_str() {
@@ -22,9 +25,10 @@ pub(crate) async fn survives_its_gateway(workspace: &str, script: Script) -> Res
                 victim.kill9();
                 Ok(())
             }
-            _ => history.record_report(&request),
+            _ => history.record_report(&request).map(drop),
         })
         .await
         .inspect_err(|_| println!("{}", stack.logs(30)))?;
-    history.judge(&Database::connect(stack.database_url())?, &workspace).await
+    let database = Database::connect(stack.database_url())?;
+    history.judge(gateways.recording(), &database, &workspace, Losses::None).await
 }

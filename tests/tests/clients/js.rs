@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::Result;
-use relay_acceptance::clients::{Front, Script};
+use anyhow::{Context as _, Result};
+use relay_acceptance::chaos::database::Database;
+use relay_acceptance::clients::{ClientHistory, Front, Script};
 use relay_acceptance::golden::Tapped;
+use relay_testkit::client::Api;
+use relay_testkit::history::Losses;
 use relay_testkit::proxy::{Direction, TcpProxy, Verdict};
 use relay_testkit::stack::Stack;
 
@@ -56,12 +59,17 @@ async fn the_whole_public_surface_of_the_javascript_sdk_works() -> Result<()> {
     let gateways = Tapped::new([front.url()]).await?;
     let [tap] = gateways.urls();
     let script = Script::node("whole.mjs").await?.env("RELAY_FRONT", tap).env("RELAY_OTHER", other.url());
+    let (history, database) = (ClientHistory::new("bob"), Database::connect(stack.database_url())?);
     script
         .run(async |request| {
             match request.0.as_str() {
                 "kill -9 the gateway" => victim.kill9(),
                 "start the gateway again" => victim.restart().await?,
-                request => panic!("{request:?} was not expected"),
+                _ => {
+                    let report = history.record_report(&request)?;
+                    let workspace = Api::new(other.url(), report["key"].as_str().context("a key")?);
+                    history.judge(gateways.recording(), &database, &workspace, Losses::None).await?;
+                }
             }
             Ok(())
         })

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use relay_acceptance::clients::Front;
+use relay_acceptance::chaos::database::Database;
+use relay_acceptance::clients::{ClientHistory, Front};
 use relay_acceptance::golden::Tapped;
 use relay_testkit::client::Api;
+use relay_testkit::history::Losses;
 use relay_testkit::stack::Stack;
 use relay_testkit::wait;
 use relaycast::types::{
@@ -47,9 +49,10 @@ async fn the_rust_sdk_works_and_survives_its_gateway() -> Result<()> {
     let stack = Stack::builder().gateways(2).start().await?;
     let (victim, other) = (stack.gateway(0), stack.gateway(1));
     let front = Front::start(&[victim.url(), other.url()]).await?;
+    let gateways = Tapped::new([front.url()]).await?;
     let made = RelayCast::create_workspace("sdk-rust", Some(other.url()), WorkspaceProvenance::sdk()).await?;
     let there = RelayCast::new(RelayCastOptions::new(made.api_key.as_str()).with_base_url(other.url()))?;
-    let here = RelayCast::new(RelayCastOptions::new(made.api_key.as_str()).with_base_url(front.url()))?;
+    let here = RelayCast::new(RelayCastOptions::new(made.api_key.as_str()).with_base_url(gateways.urls()[0]))?;
     assert_eq!(here.workspace_info().await?.name, "sdk-rust");
 
     let registered = there.register_agent(agent("ada")).await?;
@@ -72,7 +75,9 @@ async fn the_rust_sdk_works_and_survives_its_gateway() -> Result<()> {
     bob.connect().await?;
     let mut events = bob.subscribe_events()?;
 
+    let history = ClientHistory::new("bob");
     let first = send(&ada, "first").await?;
+    history.record_post("first", &first);
     ada.reply(&first, "in a thread", None, None).await?;
     let dm = ada.dm_typed("bob", "between us", None).await?;
     let request =
@@ -93,6 +98,7 @@ async fn the_rust_sdk_works_and_survives_its_gateway() -> Result<()> {
     let key = Some("the-same-key".to_owned());
     let once = ada.send("plans", "once", None, None, key.clone()).await?;
     assert_eq!(ada.send("plans", "once", None, None, key).await?.id, once.id);
+    history.record_post("once", &once.id);
     assert_eq!(texts(&mut events, 1).await?[0].1, "once");
     assert_eq!(bob.thread(&first, None).await?.replies.len(), 1);
     assert_eq!(bob.messages("plans", None).await?.len(), 2);
@@ -111,13 +117,15 @@ async fn the_rust_sdk_works_and_survives_its_gateway() -> Result<()> {
     victim.kill9();
     let meanwhile: Vec<String> = (1..=10).map(|n| format!("meanwhile {n}")).collect();
     for text in &meanwhile {
-        send(&ada, text).await?;
+        history.record_post(text, &send(&ada, text).await?);
     }
     let arrived = texts(&mut events, meanwhile.len()).await.inspect_err(|_| println!("{}", stack.logs(30)))?;
     assert_eq!(arrived.into_iter().map(|(_, text)| text).collect::<Vec<_>>(), meanwhile);
     ensure!(front.current() == 1, "the other gateway serves it");
     bob.disconnect().await;
-    Ok(())
+    let (database, workspace) =
+        (Database::connect(stack.database_url())?, Api::new(other.url(), made.api_key.as_str()));
+    history.judge(gateways.recording(), &database, &workspace, Losses::None).await
 }
 
 /// Creates ada at one gateway, bob at the other, both in `#plans`, and the workspace clients there.
