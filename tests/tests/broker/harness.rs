@@ -51,6 +51,11 @@ impl Harnesses {
         Ok(Self { scene: Scene::in_folder(name, engine, &args, tempfile::tempdir()?).await?, programs })
     }
 
+    /// The scene, and the folder that the programs run from.
+    pub(crate) fn into_parts(self) -> (Scene, TempDir) {
+        (self.scene, self.programs)
+    }
+
     /// Starts a program under its own name.
     pub(crate) async fn spawn(
         &self,

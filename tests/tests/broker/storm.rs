@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use relay_acceptance::chaos;
@@ -104,7 +104,7 @@ async fn everything_that_was_accepted_arrives_in_order_whatever_crashes() -> Res
         broker.spawn(&agent, &name, json!({})).await?;
         agents.push((name, agent));
     }
-    let (plan, mut settled) = (plan(&size), Vec::new());
+    let (plan, mut settled, began) = (plan(&size), Vec::new(), Instant::now());
     for number in 0..size.messages {
         for (name, _) in &agents {
             sender.dm(name, &format!("message-{}", number + 1)).await?.success()?;
@@ -141,6 +141,15 @@ async fn everything_that_was_accepted_arrives_in_order_whatever_crashes() -> Res
     }
     let running = agent_processes(folder.path())?;
     ensure!(running.len() == agents.len(), "{} agents, and these run: {running:?}", agents.len());
+    let typed: usize = agents.iter().map(|(_, agent)| agent.messages().len()).sum();
+    let sent = agents.len() * size.messages;
+    println!(
+        "figures storm: {} agents, {sent} messages, {} crashes, {} typed again after a crash, {:?}",
+        agents.len(),
+        size.crashes,
+        typed - sent,
+        began.elapsed(),
+    );
     Ok(())
 }
 

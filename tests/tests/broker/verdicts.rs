@@ -1,6 +1,7 @@
 //! Verdicts about messages that were made to mislead, with every kind of fake agent. In full with
 //! `cargo xtask chaos --test broker -E 'test(/^verdicts::/)'`: 1000 messages for each kind.
-//! With `RELAY_NODE_BROKER=PROGRAM` and `RELAY_MESSAGES=N` it prints the figures of another broker, and fails.
+//! With `RELAY_NODE_BROKER=PROGRAM` and `RELAY_MESSAGES=N` it prints the figures of another broker, and fails. Such a
+//! broker knows no table of ours, so kinds with an entry are left out.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,19 +9,68 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use relay_acceptance::chaos;
 use relay_testkit::wait;
-use serde_json::Value;
+use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::event_log::EventLog;
+use crate::harness::Harnesses;
 use crate::scene::Scene;
 
-/// Kinds of agents: arguments, and whether messages show.
-const KINDS: [(&str, &[&str], bool); 6] = [
-    ("cooked", &["cooked"], true),
-    ("raw", &["raw"], true),
-    ("screen", &["screen"], true),
-    ("split", &["raw", "--split"], true),
-    ("folding", &["screen", "--fold"], false),
-    ("mute", &["mute"], false),
+/// Fake agents that are sent the messages.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    args: &'static [&'static str],
+    /// Program of the harness table as which it runs.
+    entry: Option<&'static str>,
+    proof: Proof,
+    /// It gets every so many-th message only.
+    every: usize,
+}
+
+/// Evidence that an agent gives of each message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Proof {
+    None,
+    Echo,
+    /// An echo after the verdict, which raises the level.
+    LateEcho,
+    /// A confirmation by this channel.
+    Confirmation(&'static str),
+}
+
+impl Kind {
+    const fn new(name: &'static str, args: &'static [&'static str], proof: Proof) -> Self {
+        Self { name, args, entry: None, proof, every: 1 }
+    }
+
+    const fn known_as(self, program: &'static str) -> Self {
+        Self { entry: Some(program), ..self }
+    }
+
+    const fn every(self, every: usize) -> Self {
+        Self { every, ..self }
+    }
+}
+
+const KINDS: [Kind; 15] = [
+    Kind::new("cooked", &["cooked"], Proof::Echo),
+    Kind::new("raw", &["raw"], Proof::Echo),
+    Kind::new("screen", &["screen"], Proof::Echo),
+    Kind::new("split", &["raw", "--split"], Proof::Echo),
+    Kind::new("folding", &["screen", "--fold"], Proof::None),
+    Kind::new("mute", &["mute"], Proof::None),
+    Kind::new("slow-start", &["raw", "--start-ms", "3000"], Proof::Echo),
+    Kind::new("late", &["raw", "--echo-ms", "6000"], Proof::LateEcho),
+    // The next message waits 2 s for the verdict on the last one.
+    Kind::new("late-known", &["raw", "--echo-ms", "6000"], Proof::Echo).known_as("strict").every(7),
+    Kind::new("file", &["mute", "--confirm", "file"], Proof::Confirmation("file")).known_as("claude"),
+    Kind::new("mcp", &["mute", "--confirm", "mcp"], Proof::Confirmation("mcp")).known_as("claude"),
+    Kind::new("flooding", &["raw", "--flood", "20000"], Proof::Echo),
+    // So much output that each message waits 10 s for a pause that does not come.
+    Kind::new("held", &["raw", "--flood", "200000"], Proof::Echo).every(20),
+    Kind::new("quoting", &["raw", "--quote"], Proof::Echo),
+    Kind::new("quoting-mute", &["mute", "--quote"], Proof::None),
 ];
 
 /// Texts that quote, prefix and split what a careless search would look for.
@@ -45,69 +95,112 @@ fn count() -> usize {
 
 /// Verdicts on one kind of agent.
 struct Verdicts {
-    name: &'static str,
-    shows: bool,
+    kind: Kind,
+    sent: usize,
     events: Vec<Value>,
+    /// Rises of the level after the verdict.
+    upgrades: Vec<Value>,
     /// Headers that the agent has received. A line feed in a message ends a line of a program that reads lines, so only
     /// headers are counted.
     headers: usize,
 }
 
 impl Verdicts {
+    fn of(kind: Kind, sent: usize, log: &EventLog, scene: &Scene) -> Self {
+        let [events, upgrades] = ["delivery_verified", "delivery_upgraded"].map(|event| log.events(kind.name, event));
+        let headers = scene.agent_log(kind.name).matches("Relay message from sender [").count();
+        Self { kind, sent, events, upgrades, headers }
+    }
+
+    /// Share by level and method, and the times to the verdict: one line.
     fn figures(&self) -> String {
-        let mut methods: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        let mut shares: BTreeMap<String, usize> = BTreeMap::new();
         let mut times = Vec::new();
         for verdict in &self.events {
             let word = |key: &str| verdict[key].as_str().unwrap_or("?");
-            *methods.entry((word("level"), word("verification"))).or_default() += 1;
+            *shares.entry(format!("{} {}", word("level"), word("verification"))).or_default() += 1;
             times.push(verdict["latency_ms"].as_u64().unwrap_or(0));
         }
         times.sort_unstable();
-        let at = |percent: usize| times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)));
-        format!("{}: {methods:?}, p50 {:?} ms, p95 {:?} ms, typed {}", self.name, at(50), at(95), self.headers)
+        let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).saturating_sub(1)).unwrap_or(&0);
+        let Self { kind: Kind { name, .. }, sent, upgrades, headers, .. } = self;
+        let (p50, p95, later) = (at(50), at(95), upgrades.len());
+        let times = format!("p50 {p50} ms, p95 {p95} ms");
+        format!("figures verdicts {name}: sent {sent}, typed {headers}, {shares:?}, {times}, raised later {later}")
     }
 
-    fn check(&self, count: usize) -> Result<()> {
-        let Self { name, shows, events, headers } = self;
-        ensure!(events.len() == count, "{name} has {} verdicts of {count}", events.len());
-        let verified = events.iter().filter(|verdict| verdict["verified"] == true).count();
-        let expected = if *shows { count } else { 0 };
-        ensure!(verified == expected, "{name}: {verified} of {count} are verified, {expected} show");
-        ensure!(*headers == count, "{name} was typed {headers} messages of {count}");
+    fn is_complete(&self) -> bool {
+        let is_raised = self.kind.proof != Proof::LateEcho || self.upgrades.len() >= self.sent;
+        self.events.len() >= self.sent && is_raised
+    }
+
+    fn check(&self) -> Result<()> {
+        let Self { kind: Kind { name, proof, .. }, sent, events, upgrades, headers } = self;
+        ensure!(events.len() == *sent, "{name} has {} verdicts of {sent}", events.len());
+        ensure!(headers == sent, "{name} was typed {headers} messages of {sent}");
+        let (verification, level, is_verified) = match proof {
+            Proof::None | Proof::LateEcho => ("timeout_fallback", "L0", false),
+            Proof::Echo => ("echo", "L1", true),
+            Proof::Confirmation(channel) => (*channel, "L2", true),
+        };
+        for verdict in events {
+            let found = (&verdict["verification"], &verdict["level"], &verdict["verified"]);
+            let expected = (&json!(verification), &json!(level), &json!(is_verified));
+            ensure!(found == expected, "{name}: {verdict}");
+        }
+        let raised = if *proof == Proof::LateEcho { *sent } else { 0 };
+        ensure!(upgrades.len() == raised, "{name}: {} levels have risen of {raised}", upgrades.len());
         Ok(())
     }
+}
+
+/// The agents in a scene, and the folder of the programs with an entry.
+async fn spawn_kinds() -> Result<(Scene, Option<TempDir>, Vec<Kind>)> {
+    if std::env::var_os("RELAY_NODE_BROKER").is_some() {
+        let scene = Scene::new("verdicts").await?;
+        let kinds: Vec<Kind> = KINDS.into_iter().filter(|kind| kind.entry.is_none()).collect();
+        for kind in &kinds {
+            scene.spawn(kind.name, kind.args[0], &kind.args[1..]).await?;
+        }
+        return Ok((scene, None, kinds));
+    }
+    let harnesses = Harnesses::new("verdicts").await?;
+    for kind in &KINDS {
+        let (show, more) = (kind.args[0], &kind.args[1..]);
+        match kind.entry {
+            Some(entry) => harnesses.spawn(entry, kind.name, show, more, json!({})).await?,
+            None => harnesses.scene.spawn(kind.name, show, more).await?,
+        };
+    }
+    let (scene, programs) = harnesses.into_parts();
+    Ok((scene, Some(programs), KINDS.to_vec()))
 }
 
 #[tokio::test]
 async fn only_what_shows_is_verified_and_nothing_is_typed_twice() -> Result<()> {
     let count = count();
     let patience = Duration::from_secs(60 + 3 * count as u64);
-    let scene = Scene::new("verdicts").await?;
+    let (scene, _programs, kinds) = spawn_kinds().await?;
     let log = EventLog::subscribe(&scene.broker, Duration::ZERO).await?;
-    let mut agents = Vec::new();
-    for (name, args, _) in KINDS {
-        agents.push(scene.spawn(name, args[0], &args[1..]).await?);
-    }
     for number in 0..count {
-        for (name, _, _) in KINDS {
-            scene.sender.dm(name, &misleading(number)).await?.success()?;
+        for kind in kinds.iter().filter(|kind| number % kind.every == 0) {
+            scene.sender.dm(kind.name, &misleading(number)).await?.success()?;
         }
     }
     let began = Instant::now();
     let mut all = Vec::new();
-    for ((name, _, shows), agent) in KINDS.into_iter().zip(&agents) {
-        let left = patience.saturating_sub(began.elapsed()).max(Duration::from_secs(1));
+    for kind in kinds {
+        let (sent, left) = (count.div_ceil(kind.every), patience.saturating_sub(began.elapsed()));
         // Also without all of them: the figures of a broker that misses some are to be seen.
-        let _ = wait::until_ok("all verdicts", left, || async {
-            let found = log.events(name, "delivery_verified").len();
-            ensure!(found >= count, "{name} has {found} verdicts");
+        let _ = wait::until_ok("all verdicts", left.max(Duration::from_secs(1)), || async {
+            let found = Verdicts::of(kind, sent, &log, &scene);
+            ensure!(found.is_complete(), "{} has {} verdicts", kind.name, found.events.len());
             anyhow::Ok(())
         })
         .await;
-        let headers = agent.messages().iter().filter(|(_, text)| text.contains("Relay message from sender [")).count();
-        let verdicts = Verdicts { name, shows, events: log.events(name, "delivery_verified"), headers };
+        let verdicts = Verdicts::of(kind, sent, &log, &scene);
         println!("{}", verdicts.figures());
         all.push(verdicts);
     }
-    all.iter().try_for_each(|verdicts| verdicts.check(count))
+    all.iter().try_for_each(Verdicts::check)
 }

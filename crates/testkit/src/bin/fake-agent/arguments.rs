@@ -64,9 +64,12 @@ pub(crate) struct Arguments {
     /// Milliseconds before the prompt comes and anything is read.
     #[arg(long, default_value_t = 0)]
     pub(crate) start_ms: u64,
-    /// Milliseconds between a submitted message and its echo by the program.
+    /// Milliseconds between a submitted message and its echo by the program, which reads on meanwhile.
     #[arg(long, default_value_t = 0)]
     pub(crate) echo_ms: u64,
+    /// Quotes each message in ways that prove nothing: under other ids, in parts, in the window's title.
+    #[arg(long)]
+    pub(crate) quote: bool,
     /// Shows a long paste as a placeholder.
     #[arg(long)]
     pub(crate) fold: bool,

@@ -11,11 +11,16 @@ use serde_json::{Value, json};
 
 use crate::arguments::{Arguments, Confirm};
 
-/// Delivery and event named behind the words `agent-relay-broker ack`.
+/// Delivery and event named behind the words `agent-relay-broker ack`; in a short reminder and the header behind it.
 fn named_ids(text: &str) -> Option<(&str, &str)> {
-    let (_, command) = text.split_once("agent-relay-broker ack ")?;
-    let mut words = command.split(|character: char| character.is_whitespace() || character == '`');
-    Some((words.next()?, words.next()?))
+    if let Some((_, command)) = text.split_once("agent-relay-broker ack ") {
+        let mut words = command.split(|character: char| character.is_whitespace() || character == '`');
+        return Some((words.next()?, words.next()?));
+    }
+    let (reminder, message) = text.split_once(".</system-reminder>")?;
+    let (_, delivery_id) = reminder.rsplit_once("Delivery ")?;
+    let (_, header) = message.split_once(" [")?;
+    Some((delivery_id, header.split_once(']')?.0))
 }
 
 /// Confirms the message whose reminder names its ids.

@@ -3,6 +3,8 @@
 
 mod arguments;
 mod confirmation;
+mod late_echo;
+mod misquotes;
 mod processes;
 mod screen;
 mod submissions;
@@ -24,6 +26,7 @@ use rustix::{
 use tokio::signal::unix::{SignalKind, signal};
 
 use arguments::{Arguments, Show};
+use late_echo::LateEcho;
 use screen::Screen;
 use submissions::Submissions;
 
@@ -57,6 +60,7 @@ async fn main() -> Result<ExitCode> {
 struct Agent {
     arguments: Arguments,
     screen: Screen,
+    late: Option<LateEcho>,
     log: File,
     keys: Option<File>,
     count: usize,
@@ -72,7 +76,10 @@ impl Agent {
         }
         let log = append(&arguments.log)?;
         let keys = arguments.keys.as_deref().map(append).transpose()?;
-        Ok(Self { screen: Screen::new(arguments.fold), log, keys, count: 0, arguments })
+        let (delay, is_split) = (Duration::from_millis(arguments.echo_ms), arguments.split);
+        let late = (!delay.is_zero()).then(|| LateEcho::start(delay, move |text| print_text(text, is_split)));
+        let late = late.transpose()?;
+        Ok(Self { screen: Screen::new(arguments.fold), late, log, keys, count: 0, arguments })
     }
 
     fn serve(mut self) -> Result<ExitCode> {
@@ -112,15 +119,18 @@ impl Agent {
         let line = format!("{} {}\n", std::process::id(), text.replace('\n', "\\n"));
         self.log.write_all(line.as_bytes()).context("note a message")?;
         confirmation::confirm(&self.arguments, text)?;
-        pause(self.arguments.echo_ms);
-        match self.arguments.show {
-            Show::Cooked => self.print(&format!("got {}\r\n> ", self.count)),
-            Show::Raw => self.print(&format!("{}\r\n> ", text.replace('\n', "\r\n"))),
-            Show::Screen => {
-                let drawn = self.screen.submit(text);
-                self.print(&drawn)
-            }
-            Show::Mute => Ok(()),
+        if self.arguments.quote {
+            self.print(&misquotes::misquotes(text))?;
+        }
+        let shown = match self.arguments.show {
+            Show::Cooked => format!("got {}\r\n> ", self.count),
+            Show::Raw => format!("{}\r\n> ", text.replace('\n', "\r\n")),
+            Show::Screen => self.screen.submit(text),
+            Show::Mute => String::new(),
+        };
+        match &self.late {
+            Some(late) => late.print(shown),
+            None => self.print(&shown),
         }
     }
 
@@ -133,16 +143,18 @@ impl Agent {
     }
 
     fn print(&self, text: &str) -> Result<()> {
-        if !self.arguments.split {
-            return print(text.as_bytes());
-        }
-        text.as_bytes().chunks(1).try_for_each(print)
+        print_text(text, self.arguments.split)
     }
 }
 
 fn append(path: &Path) -> Result<File> {
     let file = OpenOptions::new().create(true).append(true).open(path);
     file.with_context(|| format!("open {}", path.display()))
+}
+
+/// Writes a text, in pieces of one byte if it is split.
+fn print_text(text: &str, is_split: bool) -> Result<()> {
+    if is_split { text.as_bytes().chunks(1).try_for_each(print) } else { print(text.as_bytes()) }
 }
 
 fn print(bytes: &[u8]) -> Result<()> {
