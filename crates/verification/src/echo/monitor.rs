@@ -105,6 +105,13 @@ impl EchoMonitor {
         ended
     }
 
+    /// Like [`end`](Self::end), at the end of an attempt after which an echo still raises the level: without an echo the
+    /// watch goes on.
+    pub fn end_if_found(&mut self, watch: WatchId) -> Option<EchoMatch> {
+        self.watches.iter().find(|candidate| candidate.id == watch)?.finish()?;
+        self.end(watch)
+    }
+
     /// Returns the number of watches that have not ended.
     pub fn watch_count(&self) -> usize {
         self.watches.len()

@@ -64,6 +64,8 @@ impl Scene {
                 Effect::Publish(event) => {
                     if let Event::DeliveryVerified { verification, .. } = *event {
                         self.log.push(format!("verdict {verification}"));
+                    } else if let Event::DeliveryUpgraded { delivery, .. } = *event {
+                        self.log.push(format!("raise {}", delivery.event_id));
                     } else if matches!(*event, Event::DeliveryActive { .. }) {
                         self.log.push("active".into());
                     }
@@ -109,7 +111,18 @@ fn an_echo_settles_a_message_and_the_next_follows_in_order() {
     scene.output(120, "Tool: y");
     assert_eq!(
         scene.log,
-        ["type 1", "verdict echo", "settle evt_1", "type 1", "active", "verdict echo", "settle evt_2", "active"]
+        [
+            "type 1",
+            "verdict echo",
+            "settle evt_1",
+            "type 1",
+            "raise evt_1",
+            "active",
+            "verdict echo",
+            "settle evt_2",
+            "raise evt_2",
+            "active"
+        ]
     );
 }
 
@@ -124,6 +137,33 @@ fn a_mute_program_gets_one_copy_that_is_settled_unverified() {
     assert!(scene.step(60_000).is_empty());
     let answers = [Some("del_1"), Some("del_2")].map(|id| scene.pipeline.on_ack(at(60_000), id, None).0);
     assert_eq!(answers, [AckAnswer::Accepted, AckAnswer::NotFound], "what was settled lately is known");
+}
+
+#[test]
+fn an_echo_after_the_verdict_raises_the_level() {
+    let mut scene = Scene::new("cat", &[message(1, "one")]);
+    let typed = scene.step(0);
+    scene.step(2000);
+    scene.output(6000, &format!("{}\r\n", typed[0]));
+    assert_eq!(scene.log, ["type 1", "verdict timeout_fallback", "settle evt_1", "raise evt_1"]);
+    scene.step(15_000);
+    scene.output(15_001, &format!("{}\r\n", typed[0]));
+    assert_eq!(scene.log.len(), 4, "it was shown already");
+}
+
+#[test]
+fn messages_without_a_verdict_have_watches_before_those_with_one() {
+    let messages: Vec<Message> = (1..=100).map(|seq| message(seq, "text")).collect();
+    let mut scene = Scene::new("cat", &messages);
+    let mut last = None;
+    // At the usual pace more than 64 of them are within 15 s of their injection.
+    for tick in 0..1000 {
+        last = scene.step(tick * 10).pop().or(last);
+    }
+    let typed = scene.log.iter().filter(|line| *line == "type 1").count();
+    assert!(typed > 90, "{typed}");
+    scene.output(10_000, &format!("{}\r\n", last.expect("a message")));
+    assert_eq!(scene.log.iter().filter(|line| *line == "verdict echo").count(), 1);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use relay_verification::{
     activity::ActivitySearch,
     attempt::{Attempt, IgnoredSignal},
     delivery::{AgentCondition, DeliveryEffect, DeliveryState},
-    echo::{MatchDetail, squash},
+    echo::{MAX_WATCHES, MatchDetail, squash},
 };
 
 use super::{
@@ -60,14 +60,29 @@ impl Pipeline {
             if let Some(watch) = outstanding.watch.take() {
                 self.echo.end(watch);
             }
+            self.make_room_for_a_watch();
+            let outstanding = &mut self.outstanding[index];
             outstanding.watch = self.echo.begin(&outstanding.typed.expected, at, ends_at);
             self.gate.started(at);
             self.hold.injected(at);
         }
+        let outstanding = &mut self.outstanding[index];
         if let Some(written_at) = outstanding.written_at.take() {
             outstanding.delivery.enter_written(written_at.max(at));
             self.gate.entered(written_at.max(at));
             self.writing = None;
+        }
+    }
+
+    /// Ends the oldest watch for an echo that could only raise a level. A message without its verdict needs its own, and
+    /// there are as many watches as such messages.
+    fn make_room_for_a_watch(&mut self) {
+        if self.echo.watch_count() < MAX_WATCHES {
+            return;
+        }
+        let mut judged = self.outstanding.iter_mut().filter(|outstanding| outstanding.delivery.state().is_final());
+        if let Some(watch) = judged.find_map(|outstanding| outstanding.watch.take()) {
+            self.echo.end(watch);
         }
     }
 
@@ -259,10 +274,13 @@ impl Pipeline {
             if !is_due && !waits {
                 continue;
             }
+            // After the attempt of a program that need not show anything, an echo still raises the level.
+            let is_echo_over = delivery.attempt().is_none_or(|attempt| now >= attempt.echo_ends_at());
             if is_due
-                && let Some(watch) = self.outstanding[index].watch.take()
-                && let Some(found) = self.echo.end(watch)
+                && let Some(watch) = self.outstanding[index].watch
+                && let Some(found) = if is_echo_over { self.echo.end(watch) } else { self.echo.end_if_found(watch) }
             {
+                self.outstanding[index].watch = None;
                 self.outstanding[index].detail = Some(found.detail);
                 effects.extend(self.signal(index, found.at, Channel::Echo));
             }
