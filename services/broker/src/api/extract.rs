@@ -71,8 +71,12 @@ impl<S: Send + Sync> FromRequest<S> for Body {
 }
 
 impl Body {
-    /// Parses the body.
+    /// Parses the body, an object.
     pub(super) fn parse<T: DeserializeOwned>(&self) -> ApiResult<T> {
+        // A list would be taken for the values of the fields, in their order.
+        if !self.0.trim_ascii_start().starts_with(b"{") {
+            return Err(ApiError::invalid("the body must be a JSON object"));
+        }
         serde_json::from_slice(&self.0).map_err(|error| ApiError::invalid(format!("the body cannot be read: {error}")))
     }
 

@@ -1,6 +1,7 @@
 //! Input that was made to break the broker: requests, names, bodies, ack files, runners, programs.
 
 mod forged_lines;
+mod routes;
 mod sockets;
 
 use std::fs;
@@ -8,79 +9,12 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use relay_testkit::client::Api;
 use relay_testkit::wait;
 use serde_json::{Value, json};
 
 use crate::harness::Harnesses;
 use crate::runner::Runner;
 use crate::scene::{SOON, Scene};
-
-const ROUTES: [(&str, &str); 17] = [
-    ("POST", "/api/spawn"),
-    ("POST", "/api/send"),
-    ("POST", "/api/input/target"),
-    ("POST", "/api/resize/target"),
-    ("PUT", "/api/spawned/target/delivery-mode"),
-    ("POST", "/api/spawned/target/model"),
-    ("POST", "/api/spawned/target/subscribe"),
-    ("POST", "/api/spawned/target/unsubscribe"),
-    ("GET", "/api/verification?agent=%FF"),
-    ("GET", "/api/events/replay?sinceSeq=-1"),
-    ("POST", "/api/preflight"),
-    ("POST", "/api/agent-result"),
-    ("POST", "/api/delivery-ack"),
-    ("POST", "/api/dead-letters/x/redeliver"),
-    ("GET", "/api/spawned/target/snapshot?format=gif"),
-    ("GET", "/api/metrics?agent=%FF"),
-    ("GET", "/api/spawned/%FF/pending"),
-];
-
-#[tokio::test]
-async fn wrong_requests_are_refused_with_a_code() -> Result<()> {
-    let scene = Scene::new("requests").await?;
-    let agent = scene.spawn("target", "cooked", &[]).await?;
-    let deep = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
-    let api = Api::anonymous(scene.broker.url());
-    for (method, path) in ROUTES {
-        let bodies =
-            [json!([]), json!(null), json!(7), json!("text"), json!({ "name": 5, "data": 5, "mode": 5 }), json!(deep)];
-        for body in bodies {
-            let headers = [("x-api-key", scene.broker.key())];
-            let answer = api.call(method.parse()?, path, Some(body.clone()), &headers).await?;
-            assert!((400..500).contains(&answer.status), "{method} {path} {body}: {} {}", answer.status, answer.body);
-            assert!(answer.body["code"].is_string(), "{method} {path}: {}", answer.body);
-        }
-    }
-    // What is no JSON at all, or no text.
-    let plain = reqwest::Client::builder().no_proxy().build()?;
-    let bodies: [&[u8]; 5] = [b"", b"{", b"{\"data\":\"\xff\xfe\"}", b"{\"\\ud800\":1}", &b"{\"k\":".repeat(20_000)];
-    for (method, path) in ROUTES.iter().filter(|(method, path)| *method != "GET" && !path.contains("redeliver")) {
-        for body in bodies {
-            let request = plain.request(method.parse()?, format!("{}{path}", scene.broker.url()));
-            let request = request.header("x-api-key", scene.broker.key()).header("content-type", "application/json");
-            let answer = request.body(body.to_vec()).send().await?;
-            let (status, text) = (answer.status().as_u16(), answer.text().await?);
-            let code = serde_json::from_str::<Value>(&text).map(|answer| answer["code"].is_string());
-            assert!((400..500).contains(&status) && code.is_ok_and(|code| code), "{method} {path}: {status} {text}");
-        }
-    }
-    let wrong_method = scene.broker.call("DELETE", "/api/send", None).await?;
-    assert_eq!((wrong_method.status, &wrong_method.body["code"]), (405, &json!("method_not_allowed")));
-    // Last, since its connection closes with the body unread.
-    let large = json!({ "data": "x".repeat(9 << 20) });
-    // The broker closes the connection without reading the rest, which a client may notice before it reads the answer.
-    let answer = wait::until_ok("an answer", SOON, || async {
-        let once = Api::anonymous(scene.broker.url());
-        let headers = [("x-api-key", scene.broker.key())];
-        once.call("POST".parse()?, "/api/input/target", Some(large.clone()), &headers).await
-    })
-    .await?;
-    assert_eq!(answer.status, 413, "{}", answer.body);
-    assert!(agent.messages().is_empty());
-    assert_eq!(scene.broker.names().await?, ["target"]);
-    Ok(())
-}
 
 #[tokio::test]
 async fn names_of_every_kind_stay_inside() -> Result<()> {
@@ -147,6 +81,27 @@ async fn no_byte_of_a_message_is_a_key() -> Result<()> {
 }
 
 #[tokio::test]
+async fn the_largest_message_is_typed_whole_and_a_larger_one_not_at_all() -> Result<()> {
+    /// Text that the engine takes.
+    const LARGEST: usize = 256 << 10;
+    let scene = Scene::new("large").await?;
+    let agent = scene.spawn("reader", "raw", &[]).await?;
+    let refused = scene.sender.dm("reader", &"y".repeat(900 << 10)).await?;
+    assert!((400..500).contains(&refused.status), "{} {}", refused.status, refused.body);
+    let bodies = ["x".repeat(LARGEST), "behind it".to_owned()];
+    for body in &bodies {
+        scene.sender.dm("reader", body).await?.success()?;
+    }
+    wait::until_ok("both messages", SOON * 2, || async {
+        // Not the texts themselves: they are long.
+        ensure!(agent.bodies() == bodies, "{:?}", agent.bodies().iter().map(String::len).collect::<Vec<_>>());
+        anyhow::Ok(())
+    })
+    .await?;
+    scene.wait_for("reader", &agent, &bodies, 2).await
+}
+
+#[tokio::test]
 async fn ack_files_that_are_not_what_they_should_be_prove_nothing() -> Result<()> {
     let harnesses = Harnesses::new("acks").await?;
     let scene = &harnesses.scene;
@@ -164,8 +119,14 @@ async fn ack_files_that_are_not_what_they_should_be_prove_nothing() -> Result<()
     fs::write(&elsewhere, &right)?;
     let file = folder.join(delivery);
     let pipe = || Command::new("mkfifo").arg(&file).status().map(drop);
-    let wrong: [(&str, Box<dyn Fn() -> std::io::Result<()>>); 6] = [
+    // A terminal that never says anything, where this user may create one; otherwise a link to it.
+    let device = || {
+        let created = Command::new("mknod").arg(&file).args(["c", "5", "0"]).output()?.status.success();
+        if created { Ok(()) } else { symlink("/dev/tty", &file) }
+    };
+    let wrong: [(&str, Box<dyn Fn() -> std::io::Result<()>>); 7] = [
         ("pipe", Box::new(pipe)),
+        ("device", Box::new(device)),
         ("link", Box::new(|| symlink(&elsewhere, &file))),
         ("folder", Box::new(|| fs::create_dir(&file))),
         ("half", Box::new(|| fs::write(&file, &right[..right.len() / 2]))),
