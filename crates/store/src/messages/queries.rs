@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, NaiveDate, Utc};
 use const_format::{concatcp, formatcp};
 use relay_domain::{
     AgentId, ChannelId, ConversationId, MessageId, WorkspaceScope,
@@ -12,17 +12,13 @@ use relay_domain::{
     messages::{ListedMessage, MessagePage},
     observers::{MessageFacts, ObserverFilters},
 };
+use sqlx::AssertSqlSafe;
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{CHANNEL, DEAD_LETTERED, MESSAGE_SOURCE},
     decode::decode_row,
-    messages::{
-        contents::days_of,
-        days::{MESSAGES_BY_KEY, day_of_id},
-        read_state::MAX_COUNTED_READERS,
-        row::ListedMessageRow,
-    },
+    messages::{contents::days_of, days::day_of_id, read_state::MAX_COUNTED_READERS, row::ListedMessageRow},
     observers::filters,
     sizes::MESSAGE_BYTES,
 };
@@ -66,49 +62,52 @@ impl MessageHead {
     }
 }
 
-/// Wraps a selection of `m` (messages) into the columns of [`ListedMessageRow`].
-macro_rules! listed_messages {
-    ($selection:expr) => {
-        concatcp!(
-            "SELECT m.message_id, m.channel_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type,
-                    m.thread_id, m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type, m.created_at,
-                    c.name AS channel_name, c.type AS channel_type, c.conversation_id,
-                    (SELECT count(*) FROM messages r
-                      WHERE r.workspace_id = m.workspace_id AND r.thread_id = m.message_id
-                        AND r.created_on >= m.created_on
-                        -- The partitions of later days are empty.
-                        AND r.created_on <= (relay_now() AT TIME ZONE 'UTC')::date + 1) AS reply_count,
-                    -- Read explicitly, or acked before it expired.
-                    (SELECT least(count(*), ", MAX_COUNTED_READERS, ") FROM (
-                        (SELECT s.agent_id FROM message_reads s
-                          WHERE s.workspace_id = m.workspace_id AND s.message_id = m.message_id
-                          LIMIT ", MAX_COUNTED_READERS, ")
-                        UNION
-                        (SELECT d.agent_id FROM deliveries d
-                           JOIN mailbox_cursors k ON k.workspace_id = d.workspace_id AND k.agent_id = d.agent_id
-                          WHERE d.workspace_id = m.workspace_id AND d.source_id = m.message_id
-                            AND d.created_on = m.created_on AND d.source_kind = ", MESSAGE_SOURCE, "
-                            AND d.seq <= k.ack_floor
-                            AND NOT EXISTS (SELECT FROM delivery_exceptions x
-                                             WHERE x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id
-                                               AND x.seq = d.seq AND x.state = ", DEAD_LETTERED, ")
-                          LIMIT ", MAX_COUNTED_READERS, ")) AS readers) AS read_by_count,
-                    (SELECT coalesce(json_agg(json_build_object('emoji', g.emoji, 'count', g.count, 'agents', g.agents)
-                                              ORDER BY g.first), '[]')
-                       FROM (SELECT r.emoji, count(*) AS count, min(r.reaction_id) AS first,
-                                    (array_agg(a.name ORDER BY r.reaction_id))[1:100] AS agents
-                               FROM message_reactions r
-                               JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id
-                              WHERE r.workspace_id = m.workspace_id AND r.message_id = m.message_id
-                              GROUP BY r.emoji) AS g) AS reactions
-               FROM (",
-            $selection,
-            ") m
-              -- `OFFSET 0`: by its key, also while the table has no statistics.
-              CROSS JOIN LATERAL (SELECT * FROM channels
-                                   WHERE workspace_id = m.workspace_id AND channel_id = m.channel_id OFFSET 0) AS c"
-        )
-    };
+/// Returns the statement that reads messages of workspace `$1` with the keys `$2` and `$3`, as [`ListedMessageRow`].
+///
+/// The days of the messages are part of the text: the planner leaves out the partitions of all others. With bound days alone,
+/// each execution would lock and open those of all days, which takes longer than the read.
+fn listed_messages(first_day: NaiveDate, last_day: NaiveDate) -> String {
+    format!(
+        "SELECT m.message_id, m.channel_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type,
+                m.thread_id, m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type, m.created_at,
+                c.name AS channel_name, c.type AS channel_type, c.conversation_id,
+                (SELECT count(*) FROM messages r
+                  WHERE r.workspace_id = m.workspace_id AND r.thread_id = m.message_id
+                    AND r.created_on >= m.created_on AND r.created_on >= DATE '{first_day}'
+                    -- The partitions of later days are empty.
+                    AND r.created_on <= (relay_now() AT TIME ZONE 'UTC')::date + 1) AS reply_count,
+                -- Read explicitly, or acked before it expired.
+                (SELECT least(count(*), {MAX_COUNTED_READERS}) FROM (
+                    (SELECT s.agent_id FROM message_reads s
+                      WHERE s.workspace_id = m.workspace_id AND s.message_id = m.message_id
+                      LIMIT {MAX_COUNTED_READERS})
+                    UNION
+                    (SELECT d.agent_id FROM deliveries d
+                       JOIN mailbox_cursors k ON k.workspace_id = d.workspace_id AND k.agent_id = d.agent_id
+                      WHERE d.workspace_id = m.workspace_id AND d.source_id = m.message_id
+                        AND d.created_on = m.created_on
+                        AND d.created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}'
+                        AND d.source_kind = {MESSAGE_SOURCE} AND d.seq <= k.ack_floor
+                        AND NOT EXISTS (SELECT FROM delivery_exceptions x
+                                         WHERE x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id
+                                           AND x.seq = d.seq AND x.state = {DEAD_LETTERED})
+                      LIMIT {MAX_COUNTED_READERS})) AS readers) AS read_by_count,
+                (SELECT coalesce(json_agg(json_build_object('emoji', g.emoji, 'count', g.count, 'agents', g.agents)
+                                          ORDER BY g.first), '[]')
+                   FROM (SELECT r.emoji, count(*) AS count, min(r.reaction_id) AS first,
+                                (array_agg(a.name ORDER BY r.reaction_id))[1:100] AS agents
+                           FROM message_reactions r
+                           JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id
+                          WHERE r.workspace_id = m.workspace_id AND r.message_id = m.message_id
+                          GROUP BY r.emoji) AS g) AS reactions
+           FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
+          -- `OFFSET 0`: by their keys, also while the tables have no statistics.
+          CROSS JOIN LATERAL (SELECT * FROM messages
+                               WHERE workspace_id = $1 AND message_id = k.message_id AND created_on = k.created_on
+                                 AND created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}' OFFSET 0) AS m
+          CROSS JOIN LATERAL (SELECT * FROM channels
+                               WHERE workspace_id = m.workspace_id AND channel_id = m.channel_id OFFSET 0) AS c"
+    )
 }
 
 // The selections bind a day or an id range besides the key: replies are never older than their root, and a message has
@@ -206,15 +205,15 @@ impl Store {
 
     /// Reads these messages, in this order. Removed messages are left out.
     pub async fn listed_messages(&self, scope: WorkspaceScope, ids: &[MessageId]) -> StoreResult<Vec<ListedMessage>> {
-        let rows = sqlx::query(listed_messages!(formatcp!(
-            "SELECT m.* FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on) {MESSAGES_BY_KEY}"
-        )))
-        .bind(scope.workspace_id())
-        .bind(ids)
-        .bind(days_of(ids))
-        .fetch_all(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("reading listed messages"))?;
+        let days = days_of(ids);
+        let (Some(first), Some(last)) = (days.iter().min(), days.iter().max()) else { return Ok(Vec::new()) };
+        let rows = sqlx::query(AssertSqlSafe(listed_messages(*first, *last)))
+            .bind(scope.workspace_id())
+            .bind(ids)
+            .bind(&days)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading listed messages"))?;
         // Each row is freed as it is decoded, since both copies of all messages together would be large.
         let decoded = rows.into_iter().map(|row| decode_row::<ListedMessageRow>("messages", &row).map(|row| row.0));
         let mut found: HashMap<MessageId, ListedMessage> =
