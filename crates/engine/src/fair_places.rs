@@ -20,7 +20,8 @@ pub(crate) struct FairPlaces {
 }
 
 /// Taken place. It is free again when this is dropped.
-pub(crate) struct Place {
+#[derive(Debug)]
+pub struct Place {
     _own: OwnedSemaphorePermit,
     _place: OwnedSemaphorePermit,
 }

@@ -393,7 +393,7 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
         metrics::counter!(metric_names::COMMITS_IN_STEPS).increment(1);
     }
     let mut committed =
-        Committed { batch: batch.id, epoch: batch.epoch, sends: Vec::with_capacity(pending.len()), ended: None };
+        Committed { batch: batch.id, epoch: batch.epoch, sends: Vec::with_capacity(pending.len()), _ended: None };
     let mut opened = Vec::new();
     for ((folded, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
         if matches!(outcome, SendOutcome::Stale | SendOutcome::Preceded | SendOutcome::SenderBusy) {

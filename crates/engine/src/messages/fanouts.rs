@@ -102,7 +102,7 @@ impl OpenedFanout {
         let names = recipients.iter().map(|to| self.names.get(&to.agent_id).cloned().unwrap_or_default()).collect();
         let send = self.send.with_recipients(recipients, names, rows);
         let (ended, end) = oneshot::channel();
-        let committed = Committed { batch, epoch: chunk.epoch, sends: vec![send], ended: Some(ended) };
+        let committed = Committed { batch, epoch: chunk.epoch, sends: vec![send], _ended: Some(ended) };
         if let Err(committed) = engine.inner.publisher.push(committed) {
             // The outbox relay will publish it; recipients need not wait for that.
             engine.hints().mailboxes_changed(committed.mailboxes());

@@ -55,7 +55,7 @@ pub(crate) struct Committed {
     pub(crate) epoch: Option<i64>,
     pub(crate) sends: Vec<CommittedSend>,
     /// Dropped when the batch has been published or given up, for who waits for that.
-    pub(crate) ended: Option<oneshot::Sender<Infallible>>,
+    pub(crate) _ended: Option<oneshot::Sender<Infallible>>,
 }
 
 pub(crate) struct CommittedSend {
@@ -417,7 +417,7 @@ mod tests {
             provider: provider.map(ProviderName::new),
             expires_at: DateTime::UNIX_EPOCH + TimeDelta::minutes(seq),
         };
-        let mut committed = Committed { batch: BatchId::new(1), epoch: Some(7), sends: Vec::new(), ended: None };
+        let mut committed = Committed { batch: BatchId::new(1), epoch: Some(7), sends: Vec::new(), _ended: None };
         let names = ["bob", "eve", "joe"].map(Arc::from).to_vec();
         let rows = vec![Some(written(1, Some("p1"))), None, Some(written(9, None))];
         committed.push(send(message(5, text), &[2, 3, 4]), names, rows, None);

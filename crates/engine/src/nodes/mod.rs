@@ -22,6 +22,8 @@ use crate::{
     core::Core,
 };
 
+pub use crate::fair_places::Place;
+
 /// Handle of nodes and their providers.
 #[derive(Clone)]
 pub struct Nodes {
@@ -37,16 +39,11 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Waits for the place of a control frame, which executes statements of its own. The place is free again when the result
-    /// is dropped.
+    /// Waits for the place of a control frame, which executes statements of its own.
     ///
     /// # Errors
     /// When other control frames, above all of the same family of workspaces, take longer than `timeout`.
-    pub async fn take_frame_place(
-        &self,
-        scope: WorkspaceScope,
-        timeout: Duration,
-    ) -> EngineResult<impl Send + Sync + 'static> {
+    pub async fn take_frame_place(&self, scope: WorkspaceScope, timeout: Duration) -> EngineResult<Place> {
         self.core.take_single_request_place(scope, timeout).await
     }
 }
