@@ -45,6 +45,23 @@ pub(crate) const AGENT_BYTES: &str = concat!(
     ")"
 );
 
+/// JSON and tags of the node `n`. As text `jsonb` takes up to twice its bytes.
+pub(crate) const NODE_BYTES: &str = concat!(
+    "(2 * ",
+    json_bytes!("n.capabilities"),
+    " + 2 * ",
+    json_bytes!("n.delivery"),
+    " + coalesce(pg_column_size(n.tags), 0))"
+);
+
+/// Contents of the providers of the node `n`.
+pub(crate) const PROVIDERS_BYTES: &str = concat!(
+    "coalesce((SELECT sum(2 * ",
+    json_bytes!("p.capabilities"),
+    " + coalesce(pg_column_size(p.tags), 0) + coalesce(octet_length(p.version), 0) + 512)
+       FROM providers p WHERE p.workspace_id = n.workspace_id AND p.node_id = n.node_id), 0)::bigint"
+);
+
 /// Topic and JSON of the channel `c`.
 pub(crate) const CHANNEL_BYTES: &str =
     concat!("(coalesce(octet_length(c.topic), 0) + ", json_bytes!("c.metadata"), ")");

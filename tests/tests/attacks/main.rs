@@ -17,6 +17,7 @@ mod nats;
 mod notices;
 mod observers;
 mod plans;
+mod providers;
 mod revocation;
 mod schemas;
 mod shares;

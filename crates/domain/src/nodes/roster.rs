@@ -1,13 +1,14 @@
 //! Nodes as the roster shows them: [`Node`] has the stored properties, [`RosterNode`] combines them with those of its
 //! providers. The store reads them; the engine, the gateway and relayctl show them.
 
-use std::collections::HashSet;
+use std::{borrow::Cow, collections::HashSet};
 
 use chrono::{DateTime, Utc};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::{NodeKind, NodeRole, effective_max_agents};
-use crate::{AgentId, NodeId, ProviderName};
+use crate::{AgentId, JsonText, NodeId, ProviderName};
 
 /// Reachability of a node or a provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,7 +60,7 @@ pub struct Node {
     /// Name of the delivery protocol.
     pub delivery_adapter: String,
     /// Capabilities set over REST, as JSON objects.
-    pub capabilities: Vec<Value>,
+    pub capabilities: Vec<JsonText>,
     /// Tags in the words of the node's owner.
     pub tags: Vec<String>,
     /// Version of the software, as text.
@@ -82,7 +83,7 @@ pub struct NodeProvider {
     /// Unique in the node.
     pub name: ProviderName,
     /// Advertised capabilities, as JSON objects.
-    pub capabilities: Vec<Value>,
+    pub capabilities: Vec<JsonText>,
     /// Tags in the words of the node's owner.
     pub tags: Vec<String>,
     /// Version of the software, as text.
@@ -111,6 +112,13 @@ impl NodeProvider {
     }
 }
 
+/// Name of a capability, without the rest of its text.
+#[derive(Deserialize)]
+struct NamedCapability<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+}
+
 /// Node with its providers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RosterNode {
@@ -131,12 +139,15 @@ impl RosterNode {
     /// Returns the capabilities of the providers, offline ones included, then those set over REST; the first of a name
     /// counts.
     #[must_use]
-    pub fn capabilities(&self) -> Vec<&Value> {
+    pub fn capabilities(&self) -> Vec<&JsonText> {
         let mut names = HashSet::new();
         let advertised = self.providers.iter().flat_map(|provider| &provider.capabilities);
         advertised
             .chain(&self.node.capabilities)
-            .filter(|capability| capability["name"].as_str().is_some_and(|name| names.insert(name)))
+            .filter(|capability| {
+                let named = serde_json::from_str::<NamedCapability<'_>>(capability.get());
+                named.is_ok_and(|named| names.insert(named.name))
+            })
             .collect()
     }
 
@@ -231,7 +242,7 @@ mod tests {
         NodeProvider {
             node_id: NodeId::new("n"),
             name: ProviderName::new(name),
-            capabilities: vec![capability],
+            capabilities: vec![capability.into()],
             tags: vec!["gpu".into()],
             version: Some(name.into()),
             max_agents,
@@ -253,8 +264,8 @@ mod tests {
             machine_id: None,
             delivery_adapter: super::super::WS_ADAPTER.into(),
             capabilities: vec![
-                json!({ "name": "build", "kind": "action" }),
-                json!({ "name": "test", "kind": "action" }),
+                json!({ "name": "build", "kind": "action" }).into(),
+                json!({ "name": "test", "kind": "action" }).into(),
             ],
             tags: vec!["gpu".into(), "own".into()],
             version: None,
@@ -270,7 +281,10 @@ mod tests {
         let online = provider("a", Liveness::Online, json!({ "name": "build", "kind": "capacity" }), 8);
         let offline = provider("b", Liveness::Offline, json!({ "name": "spawn:x", "kind": "capacity" }), 2);
         let entry = RosterNode { node: node(NodeKind::Ws), providers: vec![online, offline] };
-        let kind = |c: &&Value| format!("{} {}", c["name"], c["kind"]).replace('"', "");
+        let kind = |capability: &&JsonText| {
+            let capability = capability.to_value();
+            format!("{} {}", capability["name"], capability["kind"]).replace('"', "")
+        };
         let kinds: Vec<_> = entry.capabilities().iter().map(kind).collect();
         assert_eq!(kinds, ["build capacity", "spawn:x capacity", "test action"]);
         assert_eq!(entry.liveness(), Liveness::Online);

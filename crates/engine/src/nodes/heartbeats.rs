@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use relay_domain::{ActionId, NodeId, ProviderName, WorkspaceScope};
+use relay_domain::{ActionId, JsonText, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{StoreError, nodes::heartbeats::Heartbeat};
 
 use super::{Nodes, settings::check_broker_name};
@@ -17,7 +17,8 @@ const HEARTBEATS_EVERY: Duration = Duration::from_secs(1);
 
 type ProviderKey = (WorkspaceScope, NodeId, ProviderName);
 
-/// Heartbeats that wait to be written: the newest of each provider.
+/// Heartbeats that wait to be written: the newest of each provider, with up to 64 KiB of capabilities as text. Parsed, these
+/// would take 80 times as much.
 #[derive(Debug, Default)]
 pub(crate) struct Heartbeats {
     waiting: Mutex<HashMap<ProviderKey, Heartbeat>>,
@@ -154,10 +155,11 @@ async fn apply_changes(inner: &Inner, beat: &Heartbeat) -> Result<(), StoreError
 /// # Errors
 /// When a repetition may succeed.
 async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) -> Result<(), StoreError> {
-    let count = beat.capabilities.as_ref().and_then(serde_json::Value::as_array).map_or(0, Vec::len);
+    let Some(capabilities) = beat.capabilities.as_ref().map(JsonText::to_value) else { return Ok(()) };
+    let count = capabilities.as_array().map_or(0, Vec::len);
     let ids: Vec<ActionId> = (0..count).map(|_| ActionId::new(inner.core.ids.next_id())).collect();
     let at = chrono::DateTime::from_timestamp_millis(inner.core.ids.now_ms()).unwrap_or_default();
-    match inner.core.store.refresh_capabilities(beat, &ids, at).await {
+    match inner.core.store.refresh_capabilities(beat, &capabilities, &ids, at).await {
         Ok(true) => Ok(()),
         Ok(false) => {
             tracing::info!(node.id = %beat.node_id, "capabilities of a heartbeat refused: another handler has the action name");
@@ -200,12 +202,12 @@ mod tests {
             max_agents: None,
             version: None,
             node_name: None,
-            capabilities: capabilities.map(|name| json!([{ "name": name }])),
+            capabilities: capabilities.map(|name| json!([{ "name": name }]).into()),
         }
     }
 
     fn written(beats: &Heartbeats) -> Vec<(i64, f64, Option<String>)> {
-        let name = |beat: &Heartbeat| beat.capabilities.as_ref().map(|list| list[0]["name"].to_string());
+        let name = |beat: &Heartbeat| beat.capabilities.as_ref().map(|list| list.to_value()[0]["name"].to_string());
         beats.drain().iter().map(|beat| (beat.epoch, beat.load, name(beat))).collect()
     }
 

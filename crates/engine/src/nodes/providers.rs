@@ -7,7 +7,10 @@ use relay_domain::{
     ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
     agents::{AgentKind, AgentStatus},
     names::{MAX_NODE_NAME_BYTES, check_name},
-    nodes::takeover::{ProbeOutcome, TakeoverDecision, decide_takeover},
+    nodes::{
+        MAX_PROVIDERS,
+        takeover::{ProbeOutcome, TakeoverDecision, decide_takeover},
+    },
 };
 use relay_store::{
     agents::spawn::InventoryReconciliation,
@@ -65,7 +68,7 @@ impl Nodes {
     ///
     /// # Errors
     /// [`Conflict::ProviderInstance`], [`Conflict::NodeName`],
-    /// [`Conflict::ActionName`], [`Conflict::Superseded`], [`Missing::Node`], or an invalid name.
+    /// [`Conflict::ActionName`], [`Conflict::Superseded`], [`Missing::Node`], an invalid name, or too many providers.
     pub async fn register_provider(&self, registrant: &Registrant) -> EngineResult<i64> {
         let Registrant { scope, node_id, gateway_id, requested_at, registration, .. } = registrant;
         check_name("name", &registration.node_name, MAX_NODE_NAME_BYTES)?;
@@ -132,6 +135,10 @@ impl Nodes {
                 Err(EngineError::Conflict(Conflict::NodeName(registration.node_name.clone())))
             }
             RegisterOutcome::ActionConflict(name) => Err(EngineError::Conflict(Conflict::ActionName(name))),
+            RegisterOutcome::TooManyProviders => {
+                let remedy = "DELETE /v1/nodes/{name}/providers/{provider} removes one";
+                Err(EngineError::invalid_request(format!("at most {MAX_PROVIDERS} providers of a node: {remedy}")))
+            }
             RegisterOutcome::NoNode => Err(EngineError::NotFound(Missing::Node(node_id.to_string()))),
             RegisterOutcome::Superseded => Err(EngineError::Conflict(Conflict::Superseded)),
             RegisterOutcome::Raced => Err(EngineError::Overloaded),

@@ -1,6 +1,6 @@
 //! Roster: enrolment, listing and settings of nodes.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use relay_domain::{
     NodeId, ProviderName, WorkspaceScope,
@@ -8,7 +8,7 @@ use relay_domain::{
     names::strip_hash,
     nodes::{
         DIRECT_ID_PREFIX, DIRECT_NAME_PREFIX, LISTED_NODES, Node, NodeKind, NodeProvider, RosterNode,
-        roster::NodeFilter,
+        roster::{NodeFilter, NodeListPosition},
     },
     push::settings::EndpointSecrets,
     workspaces::plan::Quota,
@@ -17,6 +17,7 @@ use relay_store::{
     DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewDelivery, NodeEnrolment, Store, StoreResult,
     subscriptions::definitions::EncryptedSecret,
 };
+use relay_tasks::byte_budget::ByteLease;
 use relay_wire::nodes::{ChangeNodeBody, EnrolNodeBody};
 use serde_json::Value;
 
@@ -32,6 +33,7 @@ use crate::{
     EngineError, EngineResult,
     access::callers::{AgentCaller, Credential},
     error::{BadCredential, Conflict, InvalidInput, Limit, Missing},
+    parts::Parts,
 };
 
 /// Token of a node that enrols.
@@ -43,10 +45,24 @@ pub enum NodeTokenRequest {
     Keep(String),
 }
 
+/// Node, and the memory that its providers take until it is sent.
+#[derive(Debug)]
+pub struct HeldNode {
+    pub node: RosterNode,
+    pub memory: ByteLease,
+}
+
+/// Part of a list of nodes.
+pub struct NodeList {
+    pub nodes: Parts<RosterNode>,
+    /// Position of the last node, if there are as many as may be listed.
+    pub next: Option<NodeListPosition>,
+}
+
 /// Node with its token, which is shown to the presenter of the old one, or once.
 #[derive(Debug)]
 pub struct EnrolledNode {
-    pub node: RosterNode,
+    pub node: HeldNode,
     /// The only valid token.
     pub token: String,
 }
@@ -132,7 +148,7 @@ impl Nodes {
         scope: WorkspaceScope,
         name_or_id: &str,
         change: ChangeNodeBody,
-    ) -> EngineResult<RosterNode> {
+    ) -> EngineResult<HeldNode> {
         let Node { node_id: id, name, .. } = self.core.stored_node(scope, name_or_id).await?;
         let stored = self.core.store.node_with_secrets(scope, Some(&id), &name).await?;
         let stored = stored.ok_or_else(|| EngineError::NotFound(Missing::Node(name.clone())))?;
@@ -179,7 +195,7 @@ impl Nodes {
     }
 
     /// Stores an enrolment, and returns the node.
-    async fn store_enrolment(&self, scope: WorkspaceScope, enrolment: NodeEnrolment) -> EngineResult<RosterNode> {
+    async fn store_enrolment(&self, scope: WorkspaceScope, enrolment: NodeEnrolment) -> EngineResult<HeldNode> {
         let (outcome, recorded) = match self.core.store.enrol_node(scope, &enrolment, self.core.now()).await {
             // A node that renamed itself over its socket committed first.
             Err(error) if error.violates("nodes_name_is_unique") => (EnrolOutcome::NameTaken, None),
@@ -247,18 +263,21 @@ impl Nodes {
     }
 
     /// Finds a node by name or id.
-    pub async fn by_name(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<RosterNode> {
-        let node = self.core.stored_node(scope, name_or_id).await?;
+    pub async fn by_name(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<HeldNode> {
+        let wanted = strip_hash(name_or_id);
+        let found = self.core.store.node_with_size(scope, wanted).await?;
+        let (node, bytes) = found.ok_or_else(|| EngineError::NotFound(Missing::Node(wanted.to_owned())))?;
+        let memory = self.core.reserve_answer(scope, bytes).await?;
         let providers = self.core.store.providers_of_nodes(scope, std::slice::from_ref(&node.node_id)).await?;
-        Ok(RosterNode { node, providers })
+        Ok(HeldNode { node: RosterNode { node, providers }, memory })
     }
 
     /// Finds a node by name or id if the caller may see it.
     ///
     /// # Errors
     /// When there is none for this caller.
-    pub async fn visible(&self, caller: &Credential, name_or_id: &str) -> EngineResult<RosterNode> {
-        let mut node = self.by_name(caller.scope(), name_or_id).await?;
+    pub async fn visible(&self, caller: &Credential, name_or_id: &str) -> EngineResult<HeldNode> {
+        let HeldNode { mut node, memory } = self.by_name(caller.scope(), name_or_id).await?;
         if let Some(agents) = &caller.view().filters.agent_ids {
             let locations = self.core.store.locations_of_agents(caller.scope(), agents).await?;
             if !locations.iter().any(|(location, _)| *location == node.node.node_id) {
@@ -266,22 +285,36 @@ impl Nodes {
             }
             count_visible_agents(&mut node, &locations);
         }
-        Ok(node)
+        Ok(HeldNode { node, memory })
     }
 
     /// Lists the nodes that match a filter and that the caller may see, brokers first, then by name. An observer of
     /// certain agents sees their nodes, and only those agents in the counts.
-    pub async fn list(&self, caller: &Credential, mut filter: NodeFilter) -> EngineResult<Vec<RosterNode>> {
+    pub async fn list(&self, caller: &Credential, mut filter: NodeFilter) -> EngineResult<NodeList> {
         let scope = caller.scope();
         filter.limit = filter.limit.clamp(1, LISTED_NODES.1);
         filter.name = filter.name.map(|name| strip_hash(&name).to_owned());
         filter.hosts.clone_from(&caller.view().filters.agent_ids);
-        let mut nodes = list_nodes(&self.core.store, scope, &filter).await?;
-        if let Some(agents) = &filter.hosts {
-            let locations = self.core.store.locations_of_agents(scope, agents).await?;
-            nodes.iter_mut().for_each(|node| count_visible_agents(node, &locations));
-        }
-        Ok(nodes)
+        let listed = self.core.store.node_sizes(scope, &filter).await?;
+        let is_full = i64::try_from(listed.len()).is_ok_and(|found| found == filter.limit);
+        let next = listed.last().filter(|_| is_full).map(|(last, _)| last.position.clone());
+        let locations = match &filter.hosts {
+            Some(agents) => Some(Arc::new(self.core.store.locations_of_agents(scope, agents).await?)),
+            None => None,
+        };
+        let ids = listed.into_iter().map(|(node, bytes)| (node.node_id, bytes)).collect();
+        let store = self.core.store.clone();
+        let read = move |ids: Vec<NodeId>| {
+            let (store, locations) = (store.clone(), locations.clone());
+            async move {
+                let mut nodes = read_nodes(&store, scope, &ids).await?;
+                if let Some(locations) = locations {
+                    nodes.iter_mut().for_each(|node| count_visible_agents(node, &locations));
+                }
+                Ok(nodes)
+            }
+        };
+        Ok(NodeList { nodes: self.core.read_in_parts(scope, ids, read).await?, next })
     }
 
     /// Removes a provider of a node; idempotent.
@@ -331,10 +364,16 @@ impl Nodes {
 
 /// Reads the nodes that match a filter, with their providers.
 pub async fn list_nodes(store: &Store, scope: WorkspaceScope, filter: &NodeFilter) -> StoreResult<Vec<RosterNode>> {
-    let nodes = store.nodes(scope, filter).await?;
-    let ids: Vec<NodeId> = nodes.iter().map(|node| node.node_id.clone()).collect();
+    let listed = store.node_sizes(scope, filter).await?;
+    let ids: Vec<NodeId> = listed.into_iter().map(|(node, _)| node.node_id).collect();
+    read_nodes(store, scope, &ids).await
+}
+
+/// Reads these nodes with their providers, brokers first, then by name.
+async fn read_nodes(store: &Store, scope: WorkspaceScope, ids: &[NodeId]) -> StoreResult<Vec<RosterNode>> {
+    let nodes = store.nodes(scope, ids).await?;
     let mut by_node: HashMap<NodeId, Vec<NodeProvider>> = HashMap::new();
-    for provider in store.providers_of_nodes(scope, &ids).await? {
+    for provider in store.providers_of_nodes(scope, ids).await? {
         by_node.entry(provider.node_id.clone()).or_default().push(provider);
     }
     let entries = nodes.into_iter().map(|node| {

@@ -3,14 +3,19 @@
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, NodeId, WorkspaceId, WorkspaceScope, agents::AgentStatus};
+use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, agents::AgentStatus};
+use sqlx::PgExecutor;
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::DIRECT,
+    connections::Session,
     events::{self, RecordedEvents, status_event},
     mailboxes::cursors::split_keys,
-    nodes::providers::{CLOCK_TOLERANCE, ProviderClaim, ProviderRegistration, RegisterOutcome},
+    nodes::{
+        fence::ProviderKey,
+        providers::{CLOCK_TOLERANCE, ProviderClaim, ProviderRegistration, RegisterOutcome, make_room},
+    },
     statement_timeout::{STATEMENT_TIMEOUT, StatementTimeout as _},
 };
 
@@ -58,9 +63,46 @@ WITH here AS MATERIALIZED (
 )
 SELECT workspace_id, agent_id, name FROM here WHERE status = 'offline' ORDER BY workspace_id, agent_id";
 
+async fn lock_node(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<()> {
+    sqlx::query("SELECT FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE")
+        .bind(key.scope.workspace_id())
+        .bind(key.node)
+        .execute(tx)
+        .await
+        .map_err(StoreError::from_sqlx("locking a direct node"))?;
+    Ok(())
+}
+
+/// Returns the epoch of the taken provider: `None` without the node, `Some(None)` if the holder asked later.
+async fn take_provider(
+    executor: impl PgExecutor<'_>,
+    key: ProviderKey<'_>,
+    claim: &ProviderClaim<'_>,
+    registration: &ProviderRegistration,
+) -> sqlx::Result<Option<Option<i64>>> {
+    sqlx::query_scalar(REGISTER)
+        .bind(key.scope.workspace_id())
+        .bind(key.node)
+        .bind(key.provider)
+        .bind(&registration.instance_id)
+        .bind(claim.gateway)
+        .bind(&registration.capabilities)
+        .bind(registration.cursor_granted)
+        .bind(&registration.tags)
+        .bind(&registration.version)
+        .bind(registration.max_agents)
+        .bind(registration.capabilities.as_array().is_some_and(|list| !list.is_empty()))
+        .bind(claim.requested_at)
+        .bind(claim.requested_at + CLOCK_TOLERANCE)
+        .bind(&registration.machine_id)
+        .fetch_optional(executor)
+        .await
+}
+
 impl Store {
     /// Registers the connection of a direct node, which replaces the one before. The outcome is
-    /// [`RegisterOutcome::Registered`], [`RegisterOutcome::Superseded`] or [`RegisterOutcome::NoNode`].
+    /// [`RegisterOutcome::Registered`], [`RegisterOutcome::Superseded`], [`RegisterOutcome::TooManyProviders`] or
+    /// [`RegisterOutcome::NoNode`].
     pub async fn register_direct(
         &self,
         scope: WorkspaceScope,
@@ -69,26 +111,34 @@ impl Store {
         registration: &ProviderRegistration,
         at: DateTime<Utc>,
     ) -> StoreResult<RegisterOutcome> {
-        let found: Option<Option<i64>> = sqlx::query_scalar(REGISTER)
-            .bind(scope.workspace_id())
-            .bind(node)
-            .bind(&registration.provider)
-            .bind(&registration.instance_id)
-            .bind(claim.gateway)
-            .bind(&registration.capabilities)
-            .bind(registration.cursor_granted)
-            .bind(&registration.tags)
-            .bind(&registration.version)
-            .bind(registration.max_agents)
-            .bind(registration.capabilities.as_array().is_some_and(|list| !list.is_empty()))
-            .bind(claim.requested_at)
-            .bind(claim.requested_at + CLOCK_TOLERANCE)
-            .bind(&registration.machine_id)
-            .fetch_optional(&self.pool)
-            .with_timeout()
-            .await
-            .map_err(StoreError::from_sqlx("registering a direct node"))?;
-        Ok(match found {
+        let doing = "registering a direct node";
+        let key = ProviderKey { scope, node, provider: &registration.provider };
+        let found = if registration.provider == ProviderName::default_provider() {
+            take_provider(&self.pool, key, &claim, registration)
+                .with_timeout()
+                .await
+                .map_err(StoreError::from_sqlx(doing))
+        } else {
+            // Published clients name no provider. Others have a bound, which is counted under the lock of the node.
+            let work = async {
+                let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+                lock_node(&mut tx, key).await?;
+                if !make_room(&mut tx, key).await? {
+                    return Ok(Err(RegisterOutcome::TooManyProviders));
+                }
+                let taken = take_provider(&mut *tx, key, &claim, registration).await;
+                let taken = taken.map_err(StoreError::from_sqlx(doing))?;
+                tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+                Ok(Ok(taken))
+            };
+            match tokio::time::timeout(STATEMENT_TIMEOUT, work).await {
+                Ok(Ok(Err(refused))) => return Ok(refused),
+                Ok(Ok(Ok(taken))) => Ok(taken),
+                Ok(Err(error)) => Err(error),
+                Err(_) => Err(StoreError::unavailable(doing)),
+            }
+        };
+        Ok(match found? {
             None => RegisterOutcome::NoNode,
             Some(None) => RegisterOutcome::Superseded,
             Some(Some(epoch)) => {

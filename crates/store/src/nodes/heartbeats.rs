@@ -3,7 +3,8 @@
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{ActionId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
+use relay_domain::{ActionId, JsonText, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
+use serde_json::Value;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -36,7 +37,7 @@ pub struct Heartbeat {
     /// `true` if the provider's handlers respond.
     pub handlers_live: bool,
     /// Capability list if the heartbeat contains one.
-    pub capabilities: Option<serde_json::Value>,
+    pub capabilities: Option<JsonText>,
 }
 
 impl Store {
@@ -53,12 +54,14 @@ impl Store {
         let live: Vec<bool> = beats.iter().map(|b| b.handlers_live).collect();
         let limits: Vec<Option<i32>> = beats.iter().map(|b| b.max_agents).collect();
         let versions: Vec<Option<&str>> = beats.iter().map(|b| b.version.as_deref()).collect();
-        let capabilities: Vec<Option<&serde_json::Value>> = beats.iter().map(|b| b.capabilities.as_ref()).collect();
+        let capabilities: Vec<Option<&str>> =
+            beats.iter().map(|b| b.capabilities.as_ref().map(JsonText::get)).collect();
         let changed: Vec<i64> = sqlx::query_scalar(
             "WITH beats AS (
-                 SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::float8[], $6::int[],
-                                      $7::bool[], $8::jsonb[], $9::bool[], $10::int[], $11::text[]) WITH ORDINALITY
-                     AS b (workspace_id, node_id, provider, epoch, load, active, live, capabilities, measured,
+                 SELECT b.*, capability_list::jsonb AS capabilities
+                   FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::float8[], $6::int[],
+                               $7::bool[], $8::text[], $9::bool[], $10::int[], $11::text[]) WITH ORDINALITY
+                     AS b (workspace_id, node_id, provider, epoch, load, active, live, capability_list, measured,
                            max_agents, version, ord)
                   ORDER BY workspace_id, node_id, provider
              ), before AS MATERIALIZED (
@@ -131,16 +134,16 @@ impl Store {
         }
     }
 
-    /// Applies changed capabilities outside a registration. If an action that the provider claims belongs to another
-    /// handler, changes nothing and returns `false`.
+    /// Applies the changed capabilities of a heartbeat outside a registration. If an action that the provider claims belongs
+    /// to another handler, changes nothing and returns `false`.
     pub async fn refresh_capabilities(
         &self,
         beat: &Heartbeat,
+        capabilities: &Value,
         action_ids: &[ActionId],
         at: DateTime<Utc>,
     ) -> StoreResult<bool> {
         let doing = "refreshing a provider's capabilities";
-        let Some(capabilities) = &beat.capabilities else { return Ok(true) };
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let broker: Option<i32> = sqlx::query_scalar(formatcp!(
             "SELECT 1 FROM providers p JOIN nodes n USING (workspace_id, node_id)

@@ -8,7 +8,7 @@ use const_format::formatcp;
 use relay_domain::{
     ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
     agents::AgentStatus,
-    nodes::{NodeKind, NodeRole, takeover::Incumbent},
+    nodes::{MAX_PROVIDERS, NODE_RETENTION, NodeKind, NodeRole, takeover::Incumbent},
 };
 
 use crate::{
@@ -113,6 +113,8 @@ pub enum RegisterOutcome {
     ActionConflict(String),
     /// The node does not exist.
     NoNode,
+    /// The node has as many other providers as it may.
+    TooManyProviders,
 }
 
 const LOCK_BROKER: &str =
@@ -182,6 +184,9 @@ impl Store {
                 Err(error) if error.violates("nodes_name_is_unique") => return Ok(RegisterOutcome::NameConflict),
                 other => other?,
             }
+        }
+        if claim.expected_epoch.is_none() && !make_room(&mut tx, key).await? {
+            return Ok(RegisterOutcome::TooManyProviders);
         }
         note_connection(&mut tx, key).await?;
         let was_connected = is_connected(&mut tx, key).await?;
@@ -278,6 +283,43 @@ async fn rename_node(tx: &mut Session, key: ProviderKey<'_>, name: &str) -> Stor
         .await
         .map_err(StoreError::from_sqlx("renaming a node"))?;
     Ok(())
+}
+
+/// Returns whether the node has room for a provider. One that was disconnected for a day leaves its place, so that names
+/// which change with each start of a program do not fill the node. The node is locked, so no other one is added meanwhile.
+pub(super) async fn make_room(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<bool> {
+    let doing = "making room for a provider";
+    let others: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider <> $3",
+    )
+    .bind(key.scope.workspace_id())
+    .bind(key.node)
+    .bind(key.provider)
+    .fetch_one(&mut *tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    if others < MAX_PROVIDERS {
+        return Ok(true);
+    }
+    let removed: Option<ProviderName> = sqlx::query_scalar(
+        "DELETE FROM providers
+          WHERE workspace_id = $1 AND node_id = $2 AND gateway_id IS NULL AND provider = (
+                SELECT provider FROM providers
+                 WHERE workspace_id = $1 AND node_id = $2 AND provider <> $3 AND gateway_id IS NULL
+                   AND coalesce(disconnected_at, last_heartbeat_at) < relay_now() - make_interval(secs => $4)
+                 ORDER BY coalesce(disconnected_at, last_heartbeat_at) LIMIT 1)
+      RETURNING provider",
+    )
+    .bind(key.scope.workspace_id())
+    .bind(key.node)
+    .bind(key.provider)
+    .bind(NODE_RETENTION.as_secs_f64())
+    .fetch_optional(&mut *tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    let Some(removed) = removed else { return Ok(false) };
+    capabilities::remove_capabilities(tx, ProviderKey { provider: &removed, ..key }).await?;
+    Ok(true)
 }
 
 /// Notes that the node was connected, for as long as it exists.

@@ -6,7 +6,10 @@ use const_format::formatcp;
 use relay_domain::{
     AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
     agents::AgentStatus,
-    nodes::{NODE_TTL, Node, NodeKind, NodeProvider, roster::NodeFilter},
+    nodes::{
+        NODE_TTL, Node, NodeKind, NodeProvider, NodeRole,
+        roster::{NodeFilter, NodeListPosition},
+    },
 };
 use serde::Serialize;
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
@@ -17,6 +20,7 @@ use crate::{
     decode::{decode_row, decode_rows},
     events::{self, Event, RecordedEvents, status_event},
     nodes::{capabilities, fence::ProviderKey, presence},
+    sizes::{NODE_BYTES, PROVIDERS_BYTES},
     subscriptions::definitions::EncryptedSecret,
 };
 
@@ -74,6 +78,26 @@ const NODE_COLUMNS: &str = "n.node_id, n.name, n.kind, n.role, n.machine_id, n.d
                             n.tags, n.version, n.max_agents, n.delivery, n.created_at, \
                             (SELECT count(*) FROM agents b WHERE b.workspace_id = n.workspace_id \
                                 AND b.node_id = n.node_id AND b.deleted_at IS NULL) AS bound_agents";
+
+/// Entry of a node list, whose contents are read apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedNode {
+    pub node_id: NodeId,
+    pub position: NodeListPosition,
+}
+
+#[derive(FromRow)]
+struct ProvidersBytes {
+    bytes: i64,
+}
+
+#[derive(FromRow)]
+struct NodeSize {
+    node_id: NodeId,
+    role: NodeRole,
+    name: String,
+    bytes: i64,
+}
 
 impl Store {
     /// Returns the node with a name or id; the name takes precedence.
@@ -134,10 +158,15 @@ impl Store {
         Ok(Some((decode_node(&row)?, secret)))
     }
 
-    /// Lists nodes: brokers first, then by name.
-    pub async fn nodes(&self, scope: WorkspaceScope, filter: &NodeFilter) -> StoreResult<Vec<Node>> {
-        let mut query = sqlx::QueryBuilder::new("SELECT ");
-        query.push(NODE_COLUMNS).push(" FROM nodes n WHERE n.workspace_id = ");
+    /// Lists nodes with the sizes of their contents and those of their providers: brokers first, then by name.
+    pub async fn node_sizes(
+        &self,
+        scope: WorkspaceScope,
+        filter: &NodeFilter,
+    ) -> StoreResult<Vec<(ListedNode, usize)>> {
+        let mut query = sqlx::QueryBuilder::new(formatcp!(
+            "SELECT n.node_id, n.role, n.name, {NODE_BYTES} + {PROVIDERS_BYTES} AS bytes FROM nodes n WHERE n.workspace_id = "
+        ));
         query.push_bind(scope.workspace_id());
         // A direct node of a deleted agent stays in the table, because its token may be presented again, and is not
         // listed.
@@ -181,6 +210,44 @@ impl Store {
         }
         query.push(" ORDER BY n.role, n.name LIMIT ").push_bind(filter.limit);
         let rows = query.build().fetch_all(&self.pool).await.map_err(StoreError::from_sqlx("listing nodes"))?;
+        let listed: Vec<NodeSize> = decode_rows("nodes", &rows)?;
+        let entry = |NodeSize { node_id, role, name, bytes }| {
+            (
+                ListedNode { node_id, position: NodeListPosition { role, name } },
+                usize::try_from(bytes).unwrap_or(usize::MAX),
+            )
+        };
+        Ok(listed.into_iter().map(entry).collect())
+    }
+
+    /// Returns the node with a name or id, and the size of the contents of its providers; the name takes precedence.
+    pub async fn node_with_size(&self, scope: WorkspaceScope, name_or_id: &str) -> StoreResult<Option<(Node, usize)>> {
+        let row = sqlx::query(formatcp!(
+            "SELECT {NODE_COLUMNS}, {PROVIDERS_BYTES} AS bytes
+               FROM nodes n WHERE n.workspace_id = $1 AND (n.name = $2 OR n.node_id = $2)
+              ORDER BY (n.name = $2) DESC LIMIT 1"
+        ))
+        .bind(scope.workspace_id())
+        .bind(name_or_id)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading a node with its size"))?;
+        let Some(row) = row else { return Ok(None) };
+        let ProvidersBytes { bytes } = decode_row("nodes", &row)?;
+        Ok(Some((decode_node(&row)?, usize::try_from(bytes).unwrap_or(usize::MAX))))
+    }
+
+    /// Reads these nodes: brokers first, then by name.
+    pub async fn nodes(&self, scope: WorkspaceScope, nodes: &[NodeId]) -> StoreResult<Vec<Node>> {
+        let rows = sqlx::query(formatcp!(
+            "SELECT {NODE_COLUMNS} FROM nodes n WHERE n.workspace_id = $1 AND n.node_id = ANY ($2)
+              ORDER BY n.role, n.name"
+        ))
+        .bind(scope.workspace_id())
+        .bind(nodes)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading nodes"))?;
         rows.iter().map(decode_node).collect()
     }
 

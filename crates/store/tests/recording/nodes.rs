@@ -62,7 +62,8 @@ impl Database {
                 other @ (RegisterOutcome::NameConflict
                 | RegisterOutcome::ActionConflict(_)
                 | RegisterOutcome::Superseded
-                | RegisterOutcome::NoNode) => panic!("{other:?}"),
+                | RegisterOutcome::NoNode
+                | RegisterOutcome::TooManyProviders) => panic!("{other:?}"),
             }
         }
     }

@@ -378,8 +378,21 @@ pub fn encode_from_node(id: Option<&str>, frame: &InboundFrame) -> Option<String
 
 /// Encodes a `reply` frame. The id is empty if the request had none.
 #[must_use]
-pub fn encode_reply(id: Option<&str>, data: &Value) -> String {
-    json!({ "v": 1, "id": id.unwrap_or_default(), "type": "reply", "ok": true, "data": data }).to_string()
+pub fn encode_reply<T: Serialize>(id: Option<&str>, data: &T) -> String {
+    let reply = Reply { v: 1, id: id.unwrap_or_default(), kind: "reply", ok: true, data };
+    // Data consist of strings, numbers and JSON texts, which always encode.
+    serde_json::to_string(&reply).unwrap_or_default()
+}
+
+/// Frame of type `reply`.
+#[derive(Serialize)]
+struct Reply<'a, T> {
+    v: u8,
+    id: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    ok: bool,
+    data: &'a T,
 }
 
 /// Encodes an `error` frame.

@@ -9,6 +9,7 @@ pub mod invoke_frame;
 pub mod push_request;
 pub mod replies;
 
+use relay_domain::JsonText;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
@@ -172,10 +173,11 @@ pub enum Nodes {
 /// Page of nodes.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct NodesPage {
-    /// Nodes of the page.
-    pub nodes: Vec<Node>,
+    // Before the nodes, because a list that is sent in parts is the last array of its answer, and a name may contain `[]`.
     /// Cursor of the next page; null on the last page.
     pub next_cursor: Option<String>,
+    /// Nodes of the page.
+    pub nodes: Vec<Node>,
 }
 
 /// Capability in the roster.
@@ -214,7 +216,7 @@ pub struct Node {
     pub delivery: Option<Value>,
     /// Capabilities, `{name, kind, metadata?}` each.
     #[schema(value_type = Vec<ShownCapability>)]
-    pub capabilities: Vec<Value>,
+    pub capabilities: Vec<JsonText>,
     /// Free-form tags of the node.
     pub tags: Vec<String>,
     /// Version of the software; empty if unknown.

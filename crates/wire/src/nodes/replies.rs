@@ -1,5 +1,6 @@
 //! Answers to the frames of a node. Main types: [`NodeRegistered`], [`InventorySynced`] and [`RegisteredAgent`].
 
+use relay_domain::JsonText;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -20,7 +21,7 @@ pub struct NodeRegistered<'a> {
     machine_id: Option<String>,
     delivery_adapter: String,
     delivery: Option<Value>,
-    capabilities: Vec<Value>,
+    capabilities: Vec<JsonText>,
     tags: Vec<String>,
     version: String,
     status: &'static str,

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use axum::extract::ws::Utf8Bytes;
 use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash, names};
 use relay_engine::{
     Engine, EngineError,
@@ -77,7 +78,8 @@ pub(super) struct Request {
 
 /// Outcome of a request. The reply, if any, is written before the effect is applied.
 pub(super) struct Outcome {
-    pub(super) reply: Option<String>,
+    /// May hold the memory of its contents.
+    pub(super) reply: Option<Utf8Bytes>,
     pub(super) effect: RequestEffect,
 }
 
@@ -129,9 +131,9 @@ pub(super) struct ControlContext {
     pub(super) closed: CancellationToken,
 }
 
-pub(super) fn error_reply(id: Option<&str>, error: &ApiError) -> String {
+pub(super) fn error_reply(id: Option<&str>, error: &ApiError) -> Utf8Bytes {
     let (code, message) = error.code_and_message();
-    relay_wire::nodes::frame::encode_error(id, code, message)
+    relay_wire::nodes::frame::encode_error(id, code, message).into()
 }
 
 impl ControlContext {
@@ -144,7 +146,10 @@ impl ControlContext {
         let Request { id, frame, memory: _memory } = request;
         let registers = matches!(frame, InboundFrame::Register(_));
         let done = match frame {
-            InboundFrame::Register(register) => self.register(*register, until).await,
+            InboundFrame::Register(register) => match self.register(id.as_deref(), *register, until).await {
+                Ok(outcome) => return outcome,
+                Err(error) => Err(error),
+            },
             InboundFrame::AgentRegister(register) => self.register_agent(register).await,
             InboundFrame::AgentRecover(recover) => self.recover_agent(recover).await,
             InboundFrame::AgentDeregister(frame) => self.deregister_agent(&frame.agent_id).await,
@@ -169,7 +174,7 @@ impl ControlContext {
         };
         match done {
             Ok((data, effect)) => {
-                let reply = data.map(|data| relay_wire::nodes::frame::encode_reply(id.as_deref(), &data));
+                let reply = data.map(|data| relay_wire::nodes::frame::encode_reply(id.as_deref(), &data).into());
                 Outcome { reply, effect }
             }
             Err(error) => {
@@ -382,12 +387,9 @@ fn check_session_ref(session_ref: Option<&str>) -> Result<(), EngineError> {
 }
 
 /// Capabilities in the form that the roster stores.
-pub(super) fn stored_capabilities(capabilities: &[Capability]) -> Value {
-    let kept = capabilities.iter().filter(|c| c.name != LIVE_AGENTS).map(|c| {
-        let kind = Some(c.canonical_kind().to_owned());
-        Capability { kind, ..c.clone() }.to_value()
-    });
-    kept.collect()
+pub(super) fn stored_capabilities(capabilities: &[Capability]) -> Vec<Capability> {
+    let kept = capabilities.iter().filter(|c| c.name != LIVE_AGENTS);
+    kept.map(|c| Capability { kind: Some(c.canonical_kind().to_owned()), ..c.clone() }).collect()
 }
 
 /// Builds the reply with exactly the keys that brokers accept; the cursor only if it was negotiated.

@@ -3,7 +3,10 @@
 //! The load is recorded at once. What has changed is recorded after a check of the token, in the order of the requests: one
 //! change at a time, and later ones are merged meanwhile.
 
-use relay_domain::names::{MAX_NODE_NAME_BYTES, MAX_NOTE_BYTES, check_length};
+use relay_domain::{
+    JsonText,
+    names::{MAX_NODE_NAME_BYTES, MAX_NOTE_BYTES, check_length},
+};
 use relay_engine::mailboxes::serving::Heartbeat;
 use relay_wire::nodes::frame::{self, Capability, InboundFrame};
 
@@ -163,7 +166,10 @@ impl ConnectionState {
             version: beat.version,
             node_name: beat.name,
             handlers_live: beat.handlers_live,
-            capabilities: beat.capabilities.as_deref().map(control::stored_capabilities),
+            capabilities: beat
+                .capabilities
+                .as_deref()
+                .map(|list| JsonText::encode(&control::stored_capabilities(list))),
         };
         self.emit(Effect::Heartbeat(Box::new(beat)));
     }

@@ -4,6 +4,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use axum::extract::ws::Utf8Bytes;
 use futures::{StreamExt as _, stream::BoxStream};
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
 use relay_engine::{
@@ -67,7 +68,7 @@ pub(super) enum ServeTarget {
 pub(super) enum JobResult {
     Request(Box<Outcome>),
     /// Reply to an action result, if it has one.
-    Result(Option<String>),
+    Result(Option<Utf8Bytes>),
     /// Agents whose live tails are open, and how their streams start.
     Serve {
         start: StartMode,

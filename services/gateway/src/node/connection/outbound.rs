@@ -156,12 +156,15 @@ async fn drain_queue(
     while let Some(first) = queue.recv().await {
         let closing = matches!(first, Message::Close(_));
         let (mut bytes, mut frames) = (size_of(&first), 1);
+        // A text may hold the memory that it takes, and the sink copies it.
+        let mut unwritten = vec![first.clone()];
         let written = tokio::time::timeout(if closing { CLOSE_TIMEOUT } else { WRITE_TIMEOUT }, async {
             sink.feed(first).await?;
             // Frames that are already queued go out in one write.
             while let Ok(next) = queue.try_recv() {
                 bytes += size_of(&next);
                 frames += 1;
+                unwritten.push(next.clone());
                 sink.feed(next).await?;
             }
             sink.flush().await

@@ -6,34 +6,34 @@
 
 use std::time::Duration;
 
+use axum::extract::ws::Utf8Bytes;
 use relay_domain::{ProviderName, nodes::tags};
 use relay_engine::{
     EngineError, EngineResult,
     error::{Denial, InvalidInput},
     mailboxes::serving::{Fence, ProviderRegistration},
-    nodes::providers::Registrant,
+    nodes::{providers::Registrant, roster::HeldNode},
 };
 use relay_tasks::spawn_isolated;
 use relay_wire::{
     field::ToValue as _,
     nodes::{
-        frame::{Provider, Register},
+        frame::{Provider, Register, encode_reply},
         replies::{AcceptedCapability, NodeRegistered},
     },
 };
-use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
     control::{
-        ControlContext, MAX_WORD_BYTES, MESSAGE_SEND, ProviderBinding, RequestEffect, check_capabilities,
+        ControlContext, MAX_WORD_BYTES, MESSAGE_SEND, Outcome, ProviderBinding, RequestEffect, check_capabilities,
         stored_capabilities,
     },
     delayed_acks::REREADING_CLIENT_VERSION,
     effects::Close,
     pacing::BROKER_VERSION,
 };
-use crate::routes::nodes;
+use crate::{list_reply::held_bytes, routes::nodes};
 
 /// Capability by which a broker requests its agents' cursors.
 const CURSOR: &str = "relay:delivery-cursor-v1";
@@ -46,19 +46,21 @@ pub(super) const TRY_AGAIN_LATER: Close = (1013, "storage unavailable");
 pub(super) const INTERNAL: Close = (1011, "internal error");
 
 impl ControlContext {
-    /// Registers the provider; gives up at `until`.
+    /// Registers the provider; gives up at `until`. The reply holds the memory of the node's capabilities until it was
+    /// written.
     pub(super) async fn register(
         self,
+        id: Option<&str>,
         frame: Register,
         until: Instant,
-    ) -> Result<(Option<Value>, RequestEffect), EngineError> {
+    ) -> Result<Outcome, EngineError> {
         let registrant = self.build_registrant(&frame)?;
         let epoch = match self.retry_until(until, || self.engine.nodes().register_provider(&registrant)).await {
             Some(taken) => taken?,
             None => {
                 let engine = self.engine.clone();
                 spawn_isolated("connection", async move { engine.nodes().release_unconfirmed(&registrant).await });
-                return Ok((None, self.registration_failed(None, TRY_AGAIN_LATER)));
+                return Ok(Outcome { reply: None, effect: self.registration_failed(None, TRY_AGAIN_LATER) });
             }
         };
         let ProviderRegistration { provider, instance_id, cursor_granted, version, .. } = registrant.registration;
@@ -73,7 +75,7 @@ impl ControlContext {
             declared_name: if self.direct { String::new() } else { frame.name.clone() },
         };
         // The provider is taken by now: from here on the connection registers, or releases it.
-        let node =
+        let HeldNode { node, memory } =
             match self.retry_until(until, || self.engine.nodes().by_name(self.scope, self.node_id.as_str())).await {
                 Some(Ok(node)) => node,
                 Some(Err(error)) => {
@@ -81,9 +83,12 @@ impl ControlContext {
                         error = &error as &dyn std::error::Error,
                         "registered node could not be described, closing the connection"
                     );
-                    return Ok((None, self.registration_failed(Some(binding), INTERNAL)));
+                    return Ok(Outcome { reply: None, effect: self.registration_failed(Some(binding), INTERNAL) });
                 }
-                None => return Ok((None, self.registration_failed(Some(binding), TRY_AGAIN_LATER))),
+                None => {
+                    let effect = self.registration_failed(Some(binding), TRY_AGAIN_LATER);
+                    return Ok(Outcome { reply: None, effect });
+                }
             };
         let accepted = frame.capabilities.iter().map(|capability| AcceptedCapability {
             name: &capability.name,
@@ -95,7 +100,10 @@ impl ControlContext {
             Provider { name: provider.to_string(), instance_id },
             accepted.collect(),
         );
-        Ok((Some(data.to_value()), RequestEffect::Registered(binding)))
+        let text = held_bytes(encode_reply(id, &data).into_bytes(), memory);
+        // Text that was encoded is UTF-8.
+        let reply = Utf8Bytes::try_from(text).unwrap_or_default();
+        Ok(Outcome { reply: Some(reply), effect: RequestEffect::Registered(binding) })
     }
 
     /// Converts the frame, and refuses invalid ones.
@@ -136,7 +144,7 @@ impl ControlContext {
                 node_name: self.declared_name(frame)?,
                 provider,
                 instance_id,
-                capabilities: stored_capabilities(&frame.capabilities),
+                capabilities: stored_capabilities(&frame.capabilities).to_value(),
                 cursor_granted: !self.direct && frame.capabilities.iter().any(|c| c.name == CURSOR),
                 tags,
                 version: frame.version.clone(),

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use axum::extract::ws::Message;
+use axum::extract::ws::{Message, Utf8Bytes};
 use relay_domain::{
     AgentId,
     nodes::{tags::check_repo_tag, takeover::ProbeOutcome},
@@ -77,7 +77,7 @@ pub(super) struct ConnectionState {
     pub(super) requests: RequestQueue,
     pub(super) changes: DeclaredChanges,
     /// Reply to a direct node's registration, sent once its agent is served.
-    registration_reply: Option<String>,
+    registration_reply: Option<Utf8Bytes>,
     pub(super) relisting: Relisting,
     pub(super) is_repairing: bool,
     /// Earliest time of the next repair; set after storage has failed one.
@@ -175,9 +175,10 @@ impl ConnectionState {
         self.effects.push_back(effect);
     }
 
-    pub(super) fn send_text(&mut self, text: String) {
+    pub(super) fn send_text(&mut self, text: impl Into<Utf8Bytes>) {
+        let text = text.into();
         self.conditions.room.take(text.len());
-        self.emit(Effect::Send(text.into()));
+        self.emit(Effect::Send(text));
     }
 
     pub(super) fn start_read(&mut self, read: Read) {

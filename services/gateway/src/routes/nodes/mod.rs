@@ -8,14 +8,19 @@ use relay_domain::{
         roster::{NodeFilter, NodeListPosition},
     },
 };
-use relay_engine::{Engine, agents::bindings, nodes::roster::NodeTokenRequest};
-use relay_wire::nodes as wire;
+use relay_engine::{
+    Engine,
+    agents::bindings,
+    nodes::roster::{HeldNode, NodeList, NodeTokenRequest},
+};
+use relay_wire::{envelope::Success, nodes as wire};
 
 use crate::{
     caller::{Agent, ReaderOrAgent, WorkspaceKey, reads},
     envelope::{NoContent, Reply},
     error::ApiError,
     extract::{Body, Path, Query},
+    list_reply::ListReply,
     routes::page,
 };
 
@@ -50,7 +55,8 @@ pub async fn enrol(
         Some(true) | None => NodeTokenRequest::Rotate,
     };
     let enrolled = engine.nodes().enrol(caller.scope, body, token).await?;
-    Ok(Reply::created(wire::EnrolledNode { node: to_node(enrolled.node), token: enrolled.token }))
+    let HeldNode { node, memory } = enrolled.node;
+    Ok(Reply::created(wire::EnrolledNode { node: to_node(node), token: enrolled.token }).holding(memory))
 }
 
 /// Returns the node token of the header that proves its possession.
@@ -75,7 +81,7 @@ pub async fn list(
     State(engine): State<Engine>,
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::NODES }>,
     Query(query): Query<wire::NodesQuery>,
-) -> Result<Reply<wire::Nodes>, ApiError> {
+) -> Result<ListReply<wire::Node>, ApiError> {
     let liveness = match query.status.as_deref() {
         None | Some("all" | "") => None,
         Some("online") => Some(Liveness::Online),
@@ -87,15 +93,15 @@ pub async fn list(
     let limit = page::parse_limit(query.limit.as_deref(), LISTED_NODES)?;
     let after = query.cursor.as_deref().filter(|text| !text.is_empty()).map(parse_cursor).transpose()?;
     let filter = NodeFilter { name: query.name, capability: query.capability, liveness, hosts: None, after, limit };
-    let nodes: Vec<wire::Node> = engine.nodes().list(&caller, filter).await?.into_iter().map(to_node).collect();
-    Ok(Reply::ok(match query.history.as_deref() {
+    let NodeList { nodes, next } = engine.nodes().list(&caller, filter).await?;
+    let nodes = nodes.map(to_node);
+    match query.history.as_deref() {
         Some("true" | "1") => {
-            let is_full = i64::try_from(nodes.len()).is_ok_and(|found| found == limit);
-            let next_cursor = nodes.last().filter(|_| is_full).map(|last| format!("{}/{}", last.role, last.name));
-            wire::Nodes::Page(wire::NodesPage { nodes, next_cursor })
+            let next_cursor = next.map(|last| format!("{}/{}", last.role.as_str(), last.name));
+            ListReply::framed(&Success::new(wire::NodesPage { nodes: Vec::new(), next_cursor }), nodes)
         }
-        _ => wire::Nodes::List(nodes),
-    }))
+        _ => ListReply::list(nodes),
+    }
 }
 
 /// Parses the cursor of the previous page.
@@ -118,7 +124,8 @@ pub async fn get(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::NODES }>,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::Node>, ApiError> {
-    Ok(Reply::ok(to_node(engine.nodes().visible(&caller, &name).await?)))
+    let HeldNode { node, memory } = engine.nodes().visible(&caller, &name).await?;
+    Ok(Reply::ok(to_node(node)).holding(memory))
 }
 
 /// Changes a node. Its token and its open sockets stay.
@@ -139,7 +146,8 @@ pub async fn change(
     Path(name): Path<String>,
     Body(body): Body<wire::ChangeNodeBody>,
 ) -> Result<Reply<wire::Node>, ApiError> {
-    Ok(Reply::ok(to_node(engine.nodes().change(caller.scope, &name, body).await?)))
+    let HeldNode { node, memory } = engine.nodes().change(caller.scope, &name, body).await?;
+    Ok(Reply::ok(to_node(node)).holding(memory))
 }
 
 /// Deletes a node.

@@ -315,7 +315,7 @@ impl World {
                     declared_name: String::new(),
                 };
                 let effect = RequestEffect::Registered(binding);
-                JobResult::Request(Box::new(Outcome { reply: Some(r#"{"type":"reply"}"#.to_owned()), effect }))
+                JobResult::Request(Box::new(Outcome { reply: Some(r#"{"type":"reply"}"#.into()), effect }))
             }
             Job::Request(_) => {
                 let effect = RequestEffect::Listed(self.located());
