@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::ObserverTokenId;
 use serde_json::Value;
 use sqlx::{FromRow, Row as _, postgres::PgRow};
@@ -12,6 +13,10 @@ use crate::{Store, StoreError, StoreResult, decode::decode_rows};
 
 /// Overrides read by one statement.
 const PAGE: i64 = 5_000;
+/// Ended tokens, of which there may be many, come without what they could see.
+const COLUMNS: &str = "token_id, state, version, expires_at,
+    CASE WHEN state = 'live' THEN scopes ELSE '{}' END AS scopes,
+    CASE WHEN state = 'live' THEN filters ELSE '{}' END AS filters";
 
 /// State of a token that was changed after it was signed.
 #[derive(Debug, Clone)]
@@ -96,19 +101,18 @@ impl Store {
         loop {
             let after = all.last().map_or(ObserverTokenId::new(-1), |row| row.token_id);
             let page = if since == OverrideCursor::default() {
-                sqlx::query(
-                    "SELECT token_id, state, version, scopes, filters, expires_at FROM observer_overrides
-                      WHERE token_id > $1 ORDER BY token_id LIMIT $2",
-                )
+                sqlx::query(formatcp!(
+                    "SELECT {COLUMNS} FROM observer_overrides WHERE token_id > $1 ORDER BY token_id LIMIT $2"
+                ))
                 .bind(after)
                 .bind(PAGE)
                 .fetch_all(&self.pool)
                 .await
             } else {
-                sqlx::query(
-                    "SELECT token_id, state, version, scopes, filters, expires_at FROM observer_overrides
-                      WHERE changed_in >= $3::text::xid8 AND token_id > $1 ORDER BY token_id LIMIT $2",
-                )
+                sqlx::query(formatcp!(
+                    "SELECT {COLUMNS} FROM observer_overrides
+                      WHERE changed_in >= $3::text::xid8 AND token_id > $1 ORDER BY token_id LIMIT $2"
+                ))
                 .bind(after)
                 .bind(PAGE)
                 .bind(since.0.to_string())
