@@ -83,6 +83,111 @@ async fn frames_that_never_end_take_a_share_of_the_memory() -> Result<()> {
     Ok(())
 }
 
+/// Providers of one node. Parsed, their heartbeats would take 300 MiB.
+const PROVIDERS: usize = 60;
+
+/// Heartbeats with capabilities that take 80 times their bytes once they are parsed, and wait to be written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heartbeats_that_swell_when_they_are_parsed_wait_as_text() -> Result<()> {
+    let stack = Stack::builder().gateways(1).worker(false).start().await?;
+    let gateway = stack.gateway(0);
+    let key = Api::create_workspace(gateway.url(), "attacker").await?;
+    let node = key.create_broker_node("node_attacker", "attacker").await?;
+    let mut sockets = try_join_all((0..PROVIDERS).map(|nth| {
+        let (key, node) = (&key, &node);
+        async move {
+            let mut socket = NodeSocket::connect(&key.ws_base(), &node.token).await?;
+            let registration = json!({
+                "v": 1, "type": "node.register", "node_id": node.node_id, "name": node.name, "capabilities": [],
+                "max_agents": 1, "tags": [], "version": "test",
+                "provider": { "name": format!("provider-{nth}"), "instance_id": "one" },
+            });
+            socket.request(registration).await?;
+            anyhow::Ok(socket)
+        }
+    }))
+    .await?;
+    // Heartbeats wait for these locks.
+    let mut database = PgConnection::connect(stack.database_url()).await?;
+    let mut transaction = database.begin().await?;
+    sqlx::query("SELECT FROM providers FOR UPDATE").execute(&mut *transaction).await?;
+
+    let before = reset_peak(gateway.pid())?;
+    let metadata = [r#"{"":0}"#; 9_000].join(",");
+    let heartbeat = |nth: usize| {
+        format!(
+            r#"{{"v":1,"type":"node.heartbeat","active_agents":0,"handlers_live":true,
+                "capabilities":[{{"name":"relay:large-{nth}","metadata":{{"a":[{metadata}]}}}}]}}"#
+        )
+    };
+    try_join_all(sockets.iter_mut().enumerate().map(|(nth, socket)| {
+        let heartbeat = heartbeat(nth);
+        async move {
+            socket.send_message(Message::text(heartbeat)).await?;
+            // Answered after the requests before it, and so after the heartbeat was taken over.
+            socket.request(json!({ "v": 1, "type": "agent.deregister", "agent_id": "x" })).await
+        }
+    }))
+    .await?;
+    let grown = peak(gateway.pid())?.saturating_sub(before);
+    transaction.rollback().await?;
+    println!("grown by {} MiB", grown / MIB);
+    ensure!(grown < 3 * GROWTH, "the gateway grew by {} MiB", grown / MIB);
+    let client = reqwest::Client::new();
+    wait::until_ok("the capabilities of all providers", SOON, || async {
+        // Not parsed either.
+        let request = client.get(format!("{}/v1/nodes/attacker", key.base())).bearer_auth(key.token());
+        let shown = request.send().await?.error_for_status()?.text().await?;
+        let capabilities = shown.matches(r#""relay:large-"#).count();
+        ensure!(capabilities == PROVIDERS, "{capabilities} capabilities");
+        Ok(())
+    })
+    .await
+}
+
+/// Requests for agents whose inputs take 80 times their bytes once they are parsed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn spawns_that_swell_when_they_are_parsed_take_turns() -> Result<()> {
+    let stack = Stack::builder().gateways(1).worker(false).start().await?;
+    let gateway = stack.gateway(0);
+    let key = Api::create_workspace(gateway.url(), "attacker").await?.without_retries();
+    // Spawns wait for this lock, and are held meanwhile.
+    let mut database = PgConnection::connect(stack.database_url()).await?;
+    let mut transaction = database.begin().await?;
+    sqlx::query("LOCK TABLE actions IN ACCESS EXCLUSIVE MODE").execute(&mut *transaction).await?;
+
+    let before = reset_peak(gateway.pid())?;
+    let waits = || async { gateway.metric("relay_body_waits_total").await.unwrap_or_default() };
+    let waits_before = waits().await;
+    let extra = [r#"{"":0}"#; 100_000].join(",");
+    let body = format!(r#"{{"name":"writer","cli":"codex","task":"write","extra":[{extra}]}}"#);
+    let client = reqwest::Client::new();
+    let attack = join_all((0..RESULTS).map(|_| {
+        let request = client.post(format!("{}/v1/agents/spawn", key.base())).bearer_auth(key.token());
+        request.header("content-type", "application/json").body(body.clone()).send()
+    }));
+    let watch = async {
+        wait::until("spawns that wait for memory", SOON, || async {
+            waits().await >= waits_before + (RESULTS - 1) as f64
+        })
+        .await;
+        let grown = peak(gateway.pid())?.saturating_sub(before);
+        transaction.rollback().await?;
+        println!("grown by {} MiB", grown / MIB);
+        // One of them at a time, and the texts of the others.
+        ensure!(grown < 3 * GROWTH, "the gateway grew by {} MiB", grown / MIB);
+        anyhow::Ok(())
+    };
+    let (answers, watched) = tokio::join!(attack, watch);
+    watched?;
+    for answer in answers {
+        let answer = answer?;
+        ensure!(!answer.status().is_success(), "no node can spawn: {}", answer.status());
+    }
+    key.register_agent("ann").await?;
+    Ok(())
+}
+
 /// Results of a node, each of which takes 80 times its bytes once it is parsed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn results_that_swell_when_they_are_parsed_take_turns() -> Result<()> {

@@ -5,6 +5,7 @@ mod in_outages;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use relay_acceptance::chaos::by_run_size;
 use relay_testkit::{
     client::{Api, EventSource, NodeSocket},
     shared, wait,
@@ -12,8 +13,10 @@ use relay_testkit::{
 use serde_json::json;
 use sqlx::{Connection as _, PgConnection};
 
-/// Time within which a socket of a revoked token is closed, and some for a loaded machine.
-const CLOSED_WITHIN: Duration = Duration::from_secs(20);
+/// Time within which a socket of a revoked token is closed: 5 s, and one for a loaded machine.
+const CLOSED_WITHIN: Duration = Duration::from_secs(6);
+/// Longest wait for what has no such bound.
+const SOON: Duration = Duration::from_secs(30);
 
 /// A broker's socket at the gateway of this client.
 async fn broker(key: &Api, node: &str) -> Result<NodeSocket> {
@@ -85,8 +88,6 @@ async fn rotating_an_agent_s_token_with_the_key_ends_its_own_node() -> Result<()
     Ok(())
 }
 
-/// Rotations measured at the other gateway.
-const ROTATIONS: usize = 100;
 /// Time in which a hint ends a token at the other gateway, for 99 of 100.
 const HINTED_WITHIN: Duration = Duration::from_millis(100);
 /// Processes between the two answers that a busy machine may delay: a gateway, NATS, the other gateway, this program.
@@ -98,8 +99,9 @@ async fn the_hint_of_a_revocation_reaches_the_other_gateway() -> Result<()> {
     let gateways = &shared().await.gateways;
     let key = Api::create_workspace(&gateways[0], "hinted").await?;
     let mut token = key.register_agent("bob").await?.token;
+    let rotations = by_run_size(100, 1000);
     let (mut took, mut usual) = (Vec::new(), Vec::new());
-    for _ in 0..ROTATIONS {
+    for _ in 0..rotations {
         let there = key.with_token(&token).at(&gateways[1]);
         let asked = Instant::now();
         there.get("/v1/agent").await?.success()?;
@@ -115,8 +117,14 @@ async fn the_hint_of_a_revocation_reaches_the_other_gateway() -> Result<()> {
     }
     took.sort_unstable();
     usual.sort_unstable();
-    let p99 = |times: &[Duration]| times[ROTATIONS * 99 / 100 - 1];
-    println!("revocation at the other gateway: median {:?}, p99 {:?}", took[ROTATIONS / 2], p99(&took));
+    let p99 = |times: &[Duration]| times[rotations * 99 / 100 - 1];
+    println!(
+        "{rotations} revocations at the other gateway: p50 {:?}, p99 {:?}, max {:?}; p99 of a usual request {:?}",
+        took[rotations / 2],
+        p99(&took),
+        took[rotations - 1],
+        p99(&usual)
+    );
     // A usual request shows how busy the machine is.
     let limit = HINTED_WITHIN + HOPS * p99(&usual);
     ensure!(p99(&took) < limit, "{:?} exceeds {limit:?}: {took:?}", p99(&took));
@@ -161,7 +169,7 @@ async fn the_event_log_says_who_changed_a_credential() -> Result<()> {
     key.patch("/v1/workspace", json!({ "agent_token_grace_seconds": 60, "metadata": { "a": 2 } })).await?.success()?;
     let mut seen: Vec<(String, String, String)> = Vec::new();
     while seen.last().is_none_or(|(kind, ..)| kind != "workspace.updated") {
-        let event = log.next(CLOSED_WITHIN).await?.data;
+        let event = log.next(SOON).await?.data;
         let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();
         if event["by"].is_string() || event["type"] == "node.deleted" {
             seen.push((text("type"), text("token"), text("by")));

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use relay_acceptance::chaos::by_run_size;
 use relay_testkit::{
     binaries,
     client::{Api, EventSource, NodeSocket, NodeToken, ObserverSocket},
@@ -14,8 +15,16 @@ use relay_testkit::{
 use serde_json::json;
 
 const SOON: Duration = Duration::from_secs(30);
+/// Time for which a gateway without hints accepts a cached token.
+const CACHED_FOR: Duration = Duration::from_secs(1);
+/// Longest wait of a request for Postgres.
+const CONNECTION_WAIT: Duration = Duration::from_secs(3);
+/// Time within which a socket of a revoked token is closed.
+const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 /// After half a minute without Postgres a gateway accepts no token.
 const BELIEVED_FOR: Duration = Duration::from_secs(30);
+/// Beyond a bound: requests that a loaded machine delays.
+const SLACK: Duration = Duration::from_secs(1);
 /// Nodes that are deleted one after the other, 3 s each: together longer than the 12 s between checks of take-overs.
 const LATER_NODES: usize = 5;
 
@@ -78,8 +87,7 @@ async fn rename(socket: &NodeSocket, name: &str) -> Result<()> {
 async fn without_hints_a_revocation_counts_within_a_second() -> Result<()> {
     let scene = CutOffScene::start().await?;
     let key = Api::create_workspace(scene.here(), "unhinted").await?;
-    let bob = key.register_agent("bob").await?;
-    let bob = key.as_agent(&bob).at(scene.cut_off.url());
+    let mut token = key.register_agent("bob").await?.token;
     let mut socket = scene.broker(&key, "far").await?;
     socket.register_agent("ann").await?;
     let mut later = Vec::new();
@@ -88,24 +96,34 @@ async fn without_hints_a_revocation_counts_within_a_second() -> Result<()> {
     }
 
     scene.nats.cut();
-    bob.get("/v1/agent").await?.success()?;
-    key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+    let rotations = by_run_size(1, 20);
+    let mut took = Vec::new();
+    for _ in 0..rotations {
+        let bob = key.with_token(&token).at(scene.cut_off.url());
+        bob.get("/v1/agent").await?.success()?;
+        let rotated = key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+        let answered = Instant::now();
+        wait::until("the token to be refused", SOON, || async {
+            bob.get("/v1/agent").await.is_ok_and(|reply| reply.code() == "agent_token_invalid")
+        })
+        .await;
+        took.push(answered.elapsed());
+        rotated["token"].as_str().context("a token")?.clone_into(&mut token);
+    }
+    took.sort_unstable();
+    let slowest = took[rotations - 1];
+    println!("{rotations} revocations without hints: p50 {:?}, max {slowest:?}", took[rotations / 2]);
+    ensure!(slowest < CACHED_FOR + SLACK, "{took:?}");
     key.delete("/v1/nodes/far").await?.success()?;
     let revoked = Instant::now();
-    wait::until("the token to be refused", SOON, || async {
-        bob.get("/v1/agent").await.is_ok_and(|reply| reply.code() == "agent_token_invalid")
-    })
-    .await;
-    println!("refused without a hint after {:?}", revoked.elapsed());
-    ensure!(revoked.elapsed() < Duration::from_secs(5), "{:?}", revoked.elapsed());
     ensure!(socket.register_agent("late").await.is_err(), "a socket of a deleted node served a request");
     ensure!(socket.closed(SOON).await?.is_some_and(|code| code == 1008), "the socket of a deleted node");
     println!("closed without a hint after {:?}", revoked.elapsed());
-    ensure!(revoked.elapsed() < Duration::from_secs(15), "{:?}", revoked.elapsed());
+    ensure!(revoked.elapsed() < CLOSED_WITHIN + SLACK, "{:?}", revoked.elapsed());
     // One check of tokens closes each, so that one of them is first found by the rarer check of take-overs.
     for (nth, mut socket) in later.into_iter().enumerate() {
         key.delete(&format!("/v1/nodes/later-{nth}")).await?.success()?;
-        let code = socket.closed(SOON).await?;
+        let code = socket.closed(CLOSED_WITHIN + SLACK).await?;
         ensure!(code == Some(1008), "the socket of a deleted node closed with {code:?}");
     }
     Ok(())
@@ -125,14 +143,14 @@ async fn without_hints_a_revoked_node_keeps_its_name() -> Result<()> {
     scene.nats.cut();
     // A check of all sockets closes this one, so that the next check is not due before the heartbeat.
     key.delete("/v1/nodes/deleted").await?.success()?;
-    ensure!(deleted.closed(SOON).await? == Some(1008), "the socket of a deleted node");
+    ensure!(deleted.closed(CLOSED_WITHIN + SLACK).await? == Some(1008), "the socket of a deleted node");
     key.create_broker_node("node_far", "far").await?;
     wait::until("the token to be refused", SOON, || async {
         with_stolen.get("/v1/channels").await.is_ok_and(|reply| reply.code() == "node_token_invalid")
     })
     .await;
     rename(&socket, "taken").await?;
-    ensure!(socket.closed(SOON).await? == Some(1008), "the socket of a rotated token");
+    ensure!(socket.closed(CLOSED_WITHIN + SLACK).await? == Some(1008), "the socket of a rotated token");
     // Heartbeats are written together: the second of these names is written after those that came before the first.
     for name in ["witness-1", "witness-2"] {
         rename(&witness, name).await?;
@@ -174,11 +192,13 @@ async fn a_gateway_without_postgres_accepts_no_token_for_long() -> Result<()> {
     })
     .await;
     println!("refused without Postgres after {:?}", revoked.elapsed());
+    ensure!(revoked.elapsed() < CACHED_FOR + CONNECTION_WAIT + SLACK, "{:?}", revoked.elapsed());
     ensure!(socket.register_agent("late").await.is_err(), "a request was served without storage");
-    let (code, _) = watching.closed(BELIEVED_FOR + SOON).await?;
+    let (code, _) = watching.closed(BELIEVED_FOR + CLOSED_WITHIN + SLACK).await?;
     println!("observer closed without Postgres after {:?}", revoked.elapsed());
+    ensure!(revoked.elapsed() < BELIEVED_FOR + CLOSED_WITHIN + SLACK, "{:?}", revoked.elapsed());
     assert_eq!(code, 1008);
-    while stream.next(SOON).await?.event != "close" {}
+    while stream.next(CLOSED_WITHIN).await?.event != "close" {}
     ensure!(bob.get("/v1/agent").await?.status == 503, "the revoked token was accepted");
     ensure!(observer.without_retries().get("/v1/agents").await?.status == 503, "the observer token was accepted");
 

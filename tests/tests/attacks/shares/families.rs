@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures::future::{join_all, try_join_all};
 use relay_acceptance::tcp_client::TcpClient;
 use relay_testkit::{client::Api, stack::Stack, wait};
+use serde_json::json;
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 use super::create_family;
@@ -108,4 +109,96 @@ async fn a_family_has_one_share_of_the_sockets() -> Result<()> {
         ensure!(socket(gateway, &node.token).await?.is_some(), "another tenant has its own");
     }
     Ok(())
+}
+
+/// Bodies of a megabyte that a family may hold at a gateway.
+const BODIES: usize = 16;
+const BODIES_OF_MEMBER: usize = 20;
+const BODY_BYTES: usize = 1_000_000;
+const MIB: f64 = 1024.0 * 1024.0;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unfinished_bodies_of_a_family_take_one_share_of_the_memory() -> Result<()> {
+    let stack = Stack::builder().gateways(1).worker(false).start().await?;
+    let gateway = stack.gateway(0);
+    let members = family(gateway.url()).await?;
+    let other = sender(&Api::create_workspace(gateway.url(), "other").await?).await?;
+    let agents = try_join_all(members.iter().map(|member| member.register_agent("ann"))).await?;
+
+    let waits = || async { gateway.metric("relay_body_waits_total").await.unwrap_or_default() };
+    let waits_before = waits().await;
+    let requests = agents.iter().flat_map(|agent| std::iter::repeat_n(agent, BODIES_OF_MEMBER));
+    let _unfinished = try_join_all(requests.map(|agent| async {
+        let mut client = TcpClient::connect(gateway.url()).await?;
+        let head = format!(
+            "POST /v1/channels/general/messages HTTP/1.1\r\nhost: relay\r\nauthorization: Bearer {}\r\n\
+             content-type: application/json\r\ncontent-length: {BODY_BYTES}\r\n\r\n{{",
+            agent.token
+        );
+        client.send(head.as_bytes()).await?;
+        anyhow::Ok(client)
+    }))
+    .await?;
+    let expected = (members.len() * BODIES_OF_MEMBER - BODIES) as f64;
+    wait::until_ok("bodies that wait for memory", SOON, || async {
+        let waiting = waits().await - waits_before;
+        ensure!(waiting >= expected, "{waiting} of {expected} wait");
+        Ok(())
+    })
+    .await?;
+    let held = gateway.metric("relay_body_bytes").await?;
+    ensure!(held <= 16.0 * MIB, "the family holds {} MiB", held / MIB);
+    let body = json!({ "text": "hello", "blocks": [{ "type": "x", "value": "y".repeat(600_000) }] });
+    other.post("/v1/channels/general/messages", body).await?.success()?;
+    Ok(())
+}
+
+/// Posts of a batch, and batches of each of two workspaces: together more than a family may queue, each alone less.
+const BATCH: usize = 100;
+const BATCHES: usize = 15;
+/// A batch waits 2 s for a lock; then the others are committed without the workspace that it belongs to. Both workspaces
+/// have one.
+const OTHERS_WITHIN: Duration = Duration::from_secs(10);
+
+/// Creates the agents ann and bob with a conversation, and returns the client of ann.
+async fn sender(key: &Api) -> Result<Api> {
+    let agents = try_join_all(["ann", "bob"].map(|name| key.register_agent(name))).await?;
+    let ann = key.as_agent(&agents[0]).without_retries();
+    ann.dm("bob", "first").await?.success()?;
+    Ok(ann)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_posts_of_a_family_leave_room_in_the_queue() -> Result<()> {
+    let stack = Stack::builder().gateways(1).worker(false).start().await?;
+    let gateway = stack.gateway(0);
+    let members = create_family(gateway.url(), 1).await?;
+    let senders = try_join_all(members.iter().map(sender)).await?;
+    let other = sender(&Api::create_workspace(gateway.url(), "other").await?).await?;
+    // The posts of the family wait for these locks.
+    let mut database = PgConnection::connect(stack.database_url()).await?;
+    let mut transaction = database.begin().await?;
+    let locked = sqlx::query(
+        "SELECT FROM mailbox_heads h JOIN agents a USING (workspace_id, agent_id) JOIN workspaces w USING (workspace_id)
+          WHERE a.name = 'bob' AND w.name NOT LIKE 'other%' FOR UPDATE OF h",
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    ensure!(locked.len() == members.len(), "{} mailboxes are locked", locked.len());
+
+    let refused = || async { gateway.metric("relay_queue_refused_total").await.unwrap_or_default() };
+    let batch = json!({ "messages": vec![json!({ "to": "bob", "text": "again" }); BATCH] });
+    let attack = join_all(senders.iter().flat_map(|sender| std::iter::repeat_n(sender, BATCHES)).map(|sender| {
+        let batch = batch.clone();
+        async move { sender.post("/v1/messages/batch", batch).await }
+    }));
+    let others = async {
+        wait::until("a refusal, because the family has its share", WITHIN, || async { refused().await > 0.0 }).await;
+        let answered = tokio::time::timeout(OTHERS_WITHIN, other.dm("bob", "hello"));
+        answered.await.context("the other tenant's post waits for those of the family")??.success()?;
+        transaction.rollback().await?;
+        anyhow::Ok(())
+    };
+    let (_, served) = tokio::join!(attack, others);
+    served
 }
