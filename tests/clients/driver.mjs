@@ -1,10 +1,13 @@
-// Every public method of the published driver against our broker, which it starts itself.
-// Arguments: the broker, the fake agent, a working directory, a file for the agent's messages.
+// Every public method of the published driver against our broker, which it starts itself at the first gateway.
+// Arguments: the broker, the fake agent, a working directory, a file for the agent's messages. An agent of the token
+// SENDER_TOKEN writes at SECOND_GATEWAY.
 
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 
-import { HarnessDriverClient } from '@agent-relay/harness-driver';
+import { BrokerDriver, HarnessDriverClient } from '@agent-relay/harness-driver';
+
+import { surface, watch } from './driver_surface.mjs';
 
 const [broker, fakeAgent, cwd, log] = process.argv.slice(2);
 
@@ -18,14 +21,22 @@ async function until(what, check) {
 }
 
 const messages = () => readFileSync(log, 'utf8').trim().split('\n');
+const asHandle = (handle) => watch('SpawnedAgentHandle', handle);
+const asClient = (client) => watch('HarnessDriverClient', client);
 
-const driver = await HarnessDriverClient.spawn({
-  binaryPath: broker,
-  cwd,
-  brokerName: 'driven',
-  workspaceKey: process.env.RELAY_WORKSPACE_KEY,
-  channels: ['general'],
-});
+const Driver = asClient(HarnessDriverClient);
+const driver = asClient(
+  await Driver.spawn({
+    binaryPath: broker,
+    cwd,
+    brokerName: 'driven',
+    workspaceKey: process.env.RELAY_WORKSPACE_KEY,
+    channels: ['general'],
+    binaryArgs: { stateDir: `${cwd}/state` },
+  }),
+);
+const connectionPath = `${cwd}/state/connection.json`;
+let exited;
 try {
   const session = await driver.getSession();
   assert.equal(session.protocol_version, 2);
@@ -34,14 +45,18 @@ try {
   assert.ok((await driver.getConfig()).workspaceKey);
   assert.equal((await driver.renewLease()).renewed, true);
   await driver.preflight([{ name: 'x', cli: 'claude' }]);
+  assert.ok(driver.brokerPid > 0);
+  exited = new Promise((resolve) => driver.onBrokerExit(resolve));
 
-  const agent = await driver.spawnCli({
-    name: 'a b#c',
-    cli: fakeAgent,
-    args: ['cooked', '--log', log],
-    channels: ['general'],
-    task: 'first task',
-  });
+  const agent = asHandle(
+    await driver.spawnCli({
+      name: 'a b#c',
+      cli: fakeAgent,
+      args: ['cooked', '--log', log],
+      channels: ['general'],
+      task: 'first task',
+    }),
+  );
   assert.ok(agent.pid > 0);
   await assert.rejects(driver.spawnCli({ name: 'a b#c', cli: 'cat' }), { code: 'agent_already_exists', retryable: false });
   await until('the task', () => driver.queryEvents({ kind: 'delivery_verified' }).length === 1);
@@ -50,6 +65,13 @@ try {
 
   await driver.sendMessage({ to: 'a b#c', text: 'through the engine', from: 'pat' });
   await until('the message', () => messages().some((line) => line.endsWith('through the engine')));
+  const posted = await fetch(`${process.env.SECOND_GATEWAY}/v1/dm`, {
+    method: 'POST',
+    headers: { authorization: `Bearer ${process.env.SENDER_TOKEN}`, 'content-type': 'application/json' },
+    body: JSON.stringify({ to: 'a b#c', text: 'from the other gateway' }),
+  });
+  assert.ok(posted.ok, await posted.text());
+  await until('the message', () => messages().some((line) => line.endsWith('from the other gateway')));
   await driver.setInboundDeliveryMode('a b#c', 'manual_flush');
   assert.equal(await driver.getInboundDeliveryMode('a b#c'), 'manual_flush');
   await driver.sendMessage({ to: 'a b#c', text: 'held', from: 'pat' });
@@ -59,8 +81,10 @@ try {
 
   await driver.sendInput('a b#c', 'typed\r');
   await until('keys', () => messages().some((line) => line.endsWith(' typed')));
-  const stream = driver.openInputStream('a b#c');
-  await stream.send('streamed\r');
+  const stream = watch('PtyInputStream', driver.openInputStream('a b#c'));
+  await stream.waitUntilOpen();
+  assert.equal((await stream.send('streamed\r')).bytes_written, 9);
+  assert.deepEqual([stream.bufferedAmountBytes, stream.srttMs >= 0, stream.closed], [0, true, false]);
   stream.close();
   await until('streamed keys', () => messages().some((line) => line.endsWith(' streamed')));
   await driver.resizePty('a b#c', 30, 100);
@@ -76,6 +100,68 @@ try {
   assert.equal((await driver.getCrashInsights()).health_score, 100);
   assert.ok(driver.queryEvents({ kind: 'worker_stream' }).length > 0);
 
+  // A client that has not started the broker, and does not end it.
+  const guest = asClient(Driver.connect({ connectionPath }));
+  const kinds = [];
+  const ignore = guest.onEvent((event) => kinds.push(event.kind));
+  guest.onBrokerExit(() => assert.fail('a guest is told'))();
+  guest.connectEvents(0);
+  await until('events from the first on', () => kinds.includes('agent_spawned'));
+  assert.equal(guest.getLastEvent('agent_spawned', 'a b#c').name, 'a b#c');
+  const output = guest.subscribeWorkerStream('a b#c', { stream: 'stdout' })[Symbol.asyncIterator]();
+  await driver.sendInput('a b#c', 'watched\r');
+  for (let seen = ''; !seen.includes('watched'); ) {
+    const { done, value } = await output.next();
+    assert.equal(done, false);
+    seen += value;
+  }
+  assert.equal((await output.return()).done, true);
+  guest.disconnectEvents();
+  ignore();
+  const count = kinds.length;
+  await driver.sendInput('a b#c', 'unheard\r');
+  await until('the keys', () => messages().some((line) => line.endsWith(' unheard')));
+  assert.equal(kinds.length, count);
+  guest.disconnect();
+  await guest.shutdown();
+  const { url: baseUrl, api_key: apiKey } = JSON.parse(readFileSync(connectionPath));
+  assert.equal((await asClient(new HarnessDriverClient({ baseUrl, apiKey })).getStatus()).agent_count, 1);
+
+  const started = [];
+  const forget = driver.addListener('beforeAgentSpawn', () => ({ channels: ['general', 'patched'] }));
+  const note = ({ result }) => started.push(result.name);
+  driver.addListener('afterAgentSpawn', note);
+  const restarting = asHandle(
+    await driver.spawnPty({
+      name: 'restarting',
+      cli: fakeAgent,
+      args: ['cooked', '--log', `${log}.restarting`, '--exit-after', '1', '--exit-code', '3'],
+      restartPolicy: { enabled: true, max_restarts: 2, cooldown_ms: 100 },
+    }),
+  );
+  forget();
+  driver.removeListener('afterAgentSpawn', note);
+  const listed = (await driver.listAgents()).find(({ name }) => name === 'restarting');
+  assert.deepEqual([started, listed.channels.toSorted()], [['restarting'], ['general', 'patched']]);
+  assert.equal(restarting.exit, undefined);
+  await driver.sendMessage({ to: 'restarting', text: 'end', from: 'pat' });
+  await until('a restart', () => driver.queryEvents({ kind: 'agent_restarted', name: 'restarting' }).length === 1);
+  await restarting.release();
+
+  const runtime = watch('BrokerDriver', new BrokerDriver({ client: driver }));
+  const run = await runtime.spawn({ name: 'run', cli: 'cat' });
+  assert.deepEqual([run.agent.name, run.delivery.mode], ['run', 'managed']);
+  assert.match(await run.status(), /^(busy|idle)$/);
+  await runtime.release('run', 'done');
+  assert.equal(await runtime.status('run'), 'offline');
+
+  // Programs of both names are in the path of the test.
+  const claude = await driver.spawnClaude({ name: 'speaker' });
+  const opencode = await driver.spawnOpencode({ name: 'runner' });
+  assert.deepEqual([claude.runtime, opencode.runtime], ['pty', 'headless']);
+  await claude.release();
+  await opencode.release();
+
   const judge = await driver.spawnCli({
     name: 'judge',
     cli: 'sh',
@@ -86,11 +172,10 @@ try {
     ],
     agentResultSchema: { type: 'object', required: ['score'] },
   });
-  const result = await judge.waitForResult(20_000);
+  const result = await asHandle(judge).waitForResult(20_000);
   assert.deepEqual([result.reason, result.data], ['result', { score: 7 }]);
   await driver.release('judge', 'done');
 
-  // The test puts a program of this name in the path.
   const clerk = await driver.spawnHeadless({ name: 'clerk', cli: 'claude' });
   assert.equal(clerk.runtime, 'headless');
   await driver.sendMessage({ to: 'clerk', text: 'to a run', from: 'pat' });
@@ -99,14 +184,20 @@ try {
   await assert.rejects(driver.sendInput('clerk', 'x'), { code: 'unsupported_runtime', status: 409 });
   await driver.release('clerk');
 
-  const failing = await driver.spawnCli({ name: 'failing', cli: 'sh', args: ['-c', 'sleep 1; exit 4'] });
+  const failing = asHandle(await driver.spawnCli({ name: 'failing', cli: 'sh', args: ['-c', 'sleep 1; exit 4'] }));
   const ended = await failing.waitForExit(20_000);
   assert.deepEqual([ended.reason, ended.code], ['exited', 4]);
-  const idle = await driver.spawnCli({ name: 'idle', cli: 'cat', idleThresholdSecs: 1 });
+  assert.deepEqual([failing.exit.reason, failing.exitCode, failing.exitSignal], ['exited', 4, null]);
+  const idle = asHandle(await driver.spawnCli({ name: 'idle', cli: 'cat', idleThresholdSecs: 1 }));
   assert.equal((await idle.waitForIdle(20_000)).reason, 'idle');
   await agent.release('done');
   await assert.rejects(driver.snapshot('a b#c'), { code: 'agent_not_found', status: 404 });
 } finally {
   await driver.shutdown();
 }
+assert.deepEqual([(await exited).code, driver.brokerPid], [0, undefined]);
+const { count, unused } = surface();
+assert.ok(count > 50, `${count} members`);
+assert.deepEqual(unused, []);
+console.log(`figures driver: ${count} public members, all used`);
 console.log('done');

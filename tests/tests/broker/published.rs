@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use relay_acceptance::clients;
 use relay_testkit::client::Api;
 use relay_testkit::{binaries, shared};
@@ -16,25 +16,30 @@ const LIMIT: Duration = Duration::from_secs(150);
 
 #[tokio::test]
 async fn every_method_of_the_published_driver_works() -> Result<()> {
-    let gateway = shared().await.any_gateway();
-    let workspace = Api::create_workspace(gateway, "driver").await?;
-    // The package has the published driver beside it.
+    let [first, second, ..] = &shared().await.gateways[..] else { bail!("two gateways are needed") };
+    let workspace = Api::create_workspace(first, "driver").await?;
+    let sender = workspace.register_agent("sender").await?;
+    // Node looks for packages in the folders above a script.
     let package = clients::runner_package().await?;
-    let script = package.join(format!("driver-{}.mjs", std::process::id()));
-    std::fs::copy(clients::scripts().join("driver.mjs"), &script)?;
+    let scripts = tempfile::tempdir_in(&package)?;
+    for name in ["driver.mjs", "driver_surface.mjs"] {
+        std::fs::copy(clients::scripts().join(name), scripts.path().join(name))?;
+    }
     let folder = tempfile::tempdir()?;
     let binaries = binaries::directory()?;
     let programs = tempfile::tempdir()?;
     let mut node = Command::new("node");
-    node.arg(&script)
+    node.arg(scripts.path().join("driver.mjs"))
         .arg(binaries::find(&binaries, "agent-relay-broker")?)
         .arg(binaries::find(&binaries, "fake-agent")?)
         .arg(folder.path())
         .arg(folder.path().join("agent.log"))
-        .env("PATH", path_with_claude(programs.path())?);
-    let outcome = succeeds(node, gateway, workspace.token(), folder.path()).await;
-    std::fs::remove_file(&script)?;
-    outcome
+        .env("SENDER_TOKEN", &sender.token)
+        .env("SECOND_GATEWAY", second)
+        .env("PATH", path_with_programs(programs.path())?);
+    let text = succeeds(node, first, workspace.token(), folder.path()).await?;
+    text.lines().filter(|line| line.starts_with("figures")).for_each(|line| println!("{line}"));
+    Ok(())
 }
 
 #[tokio::test]
@@ -46,7 +51,7 @@ async fn every_method_of_the_published_python_client_works() -> Result<()> {
     let binaries = binaries::directory()?;
     let programs = folder.path().join("programs");
     std::fs::create_dir(&programs)?;
-    let path = path_with_claude(&programs)?;
+    let path = path_with_programs(&programs)?;
     let mut python = Command::new("python3");
     python
         .arg(clients::scripts().join("broker_client.py"))
@@ -57,19 +62,23 @@ async fn every_method_of_the_published_python_client_works() -> Result<()> {
         .env("PYTHONPATH", packages)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("PATH", path);
-    succeeds(python, gateway, workspace.token(), folder.path()).await
+    succeeds(python, gateway, workspace.token(), folder.path()).await.map(drop)
 }
 
-/// The path with a program `claude` in front, which takes every message.
-fn path_with_claude(programs: &Path) -> Result<String> {
-    let claude = programs.join("claude");
-    std::fs::write(&claude, "#!/bin/sh\nexit 0\n")?;
-    std::fs::set_permissions(&claude, std::fs::Permissions::from_mode(0o755))?;
+/// The path with programs `claude` and `opencode` in front, which take every message.
+fn path_with_programs(programs: &Path) -> Result<String> {
+    // Without a terminal they are started for each message.
+    let script = "#!/bin/sh\nfor word; do case $word in -p|run) exit 0;; esac; done\nexec cat\n";
+    for name in ["claude", "opencode"] {
+        let program = programs.join(name);
+        std::fs::write(&program, script)?;
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    }
     Ok(format!("{}:{}", programs.display(), std::env::var("PATH")?))
 }
 
-/// Runs a script that prints `done` at its end.
-async fn succeeds(mut script: Command, gateway: &str, workspace_key: &str, home: &Path) -> Result<()> {
+/// Runs a script that prints `done` at its end, and returns what it has printed.
+async fn succeeds(mut script: Command, gateway: &str, workspace_key: &str, home: &Path) -> Result<String> {
     script
         .env("RELAYCAST_BASE_URL", gateway)
         .env("RELAY_BASE_URL", gateway)
@@ -82,5 +91,5 @@ async fn succeeds(mut script: Command, gateway: &str, workspace_key: &str, home:
     let output = timeout(LIMIT, script.output()).await.context("the script hangs")??;
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure!(output.status.success() && text.contains("done"), "{text}");
-    Ok(())
+    Ok(text)
 }
