@@ -1,5 +1,5 @@
-//! Providers that a node token registers one after the other: a node has a number of them, and what they advertise is read
-//! within the share of their tenant.
+//! Providers that a node token registers one after the other: a node has a bounded number of them, and what they
+//! advertise is read within the share of their tenant.
 
 use std::time::Duration;
 

@@ -18,8 +18,8 @@ pub const GATEWAY_GRACE: Duration = Duration::from_secs(5);
 /// Time without a connection for which a node counts as temporarily unavailable: only the agents themselves move away
 /// from it. As long as invocations wait for an unavailable handler.
 pub const TEMPORARY_ABSENCE: Duration = crate::actions::UNREACHABLE_TIMEOUT;
-/// Time since a node was last live for which its name stays its own, and since a provider was for which it keeps its place
-/// among [`MAX_PROVIDERS`].
+/// Time since a node was last live for which its name stays its own, and since a provider was for which it keeps its
+/// place among [`MAX_PROVIDERS`].
 pub const NODE_RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// Prefix of the names of implicit direct nodes.
 pub const DIRECT_NAME_PREFIX: &str = "direct-";
@@ -29,8 +29,8 @@ pub const DIRECT_ID_PREFIX: &str = "node_direct_";
 pub const WS_ADAPTER: &str = "ws.node.v1";
 /// Default and maximum page size of a node list.
 pub const LISTED_NODES: (i64, i64) = (1_000, 5_000);
-/// Providers of a node, those without a connection included. Fleets have a handful; each may have 64 KiB of capabilities,
-/// which the node shows together.
+/// Providers of a node, those without a connection included. Fleets have a handful; each may have 64 KiB of
+/// capabilities, which the node shows together.
 pub const MAX_PROVIDERS: i64 = 64;
 /// Maximum number of bindings in the list of a node.
 pub const MAX_LISTED_BINDINGS: i64 = 20_000;

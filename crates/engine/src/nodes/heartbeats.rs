@@ -17,8 +17,8 @@ const HEARTBEATS_EVERY: Duration = Duration::from_secs(1);
 
 type ProviderKey = (WorkspaceScope, NodeId, ProviderName);
 
-/// Heartbeats that wait to be written: the newest of each provider, with up to 64 KiB of capabilities as text. Parsed, these
-/// would take 80 times as much.
+/// Heartbeats that wait to be written: the newest of each provider, with up to 64 KiB of capabilities as text. Parsed,
+/// these would take 80 times as much.
 #[derive(Debug, Default)]
 pub(crate) struct Heartbeats {
     waiting: Mutex<HashMap<ProviderKey, Heartbeat>>,

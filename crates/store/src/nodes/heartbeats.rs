@@ -134,8 +134,8 @@ impl Store {
         }
     }
 
-    /// Applies the changed capabilities of a heartbeat outside a registration. If an action that the provider claims belongs
-    /// to another handler, changes nothing and returns `false`.
+    /// Applies the changed capabilities of a heartbeat outside a registration. If an action that the provider claims
+    /// belongs to another handler, changes nothing and returns `false`.
     pub async fn refresh_capabilities(
         &self,
         beat: &Heartbeat,

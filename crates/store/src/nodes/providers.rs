@@ -285,8 +285,9 @@ async fn rename_node(tx: &mut Session, key: ProviderKey<'_>, name: &str) -> Stor
     Ok(())
 }
 
-/// Returns whether the node has room for a provider. One that was disconnected for a day leaves its place, so that names
-/// which change with each start of a program do not fill the node. The node is locked, so no other one is added meanwhile.
+/// Returns whether the node has room for a provider. One that was disconnected for a day leaves its place, so that
+/// names which change with each start of a program do not fill the node. The node is locked, so no other one is added
+/// meanwhile.
 pub(super) async fn make_room(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<bool> {
     let doing = "making room for a provider";
     let others: i64 = sqlx::query_scalar(

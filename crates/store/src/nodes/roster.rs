@@ -165,7 +165,8 @@ impl Store {
         filter: &NodeFilter,
     ) -> StoreResult<Vec<(ListedNode, usize)>> {
         let mut query = sqlx::QueryBuilder::new(formatcp!(
-            "SELECT n.node_id, n.role, n.name, {NODE_BYTES} + {PROVIDERS_BYTES} AS bytes FROM nodes n WHERE n.workspace_id = "
+            "SELECT n.node_id, n.role, n.name, {NODE_BYTES} + {PROVIDERS_BYTES} AS bytes
+               FROM nodes n WHERE n.workspace_id = "
         ));
         query.push_bind(scope.workspace_id());
         // A direct node of a deleted agent stays in the table, because its token may be presented again, and is not

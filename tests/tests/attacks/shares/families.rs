@@ -156,8 +156,8 @@ async fn unfinished_bodies_of_a_family_take_one_share_of_the_memory() -> Result<
 /// Posts of a batch, and batches of each of two workspaces: together more than a family may queue, each alone less.
 const BATCH: usize = 100;
 const BATCHES: usize = 15;
-/// A batch waits 2 s for a lock; then the others are committed without the workspace that it belongs to. Both workspaces
-/// have one.
+/// A batch waits 2 s for a lock; then the others are committed without the workspace that it belongs to. Both
+/// workspaces have one.
 const OTHERS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Creates the agents ann and bob with a conversation, and returns the client of ann.
