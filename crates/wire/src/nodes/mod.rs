@@ -173,7 +173,7 @@ pub enum Nodes {
 /// Page of nodes.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct NodesPage {
-    // Before the nodes: a list that is sent in parts is the last empty array of its answer, and a name may contain `[]`.
+    // Before the nodes: a list that is sent in parts is the last empty array of its answer, and a name may have `[]`.
     /// Cursor of the next page; null on the last page.
     pub next_cursor: Option<String>,
     /// Nodes of the page.
