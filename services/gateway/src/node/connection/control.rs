@@ -14,7 +14,7 @@ use relay_engine::{
     error::{Conflict, Denial, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
     messages::posting::batch::BatchCaller,
-    nodes::providers::RejectedEntry,
+    nodes::{Place, providers::RejectedEntry},
 };
 use relay_wire::{
     field::ToValue as _,
@@ -43,6 +43,9 @@ use crate::{
         messages::batch::{PostRules, post_all},
     },
 };
+
+/// Longest wait of a control frame for others of its tenant. It is refused then, and brokers repeat it.
+const PLACE_WAIT: Duration = Duration::from_secs(10);
 
 /// Capability by which brokers announce that they list live agents. It is not an ability that can be invoked, so it is
 /// not stored.
@@ -140,6 +143,14 @@ impl ControlContext {
     /// Handles one request.
     pub(super) async fn handle(self, request: Request) -> Outcome {
         let until = Instant::now() + REGISTRATION_TIMEOUT;
+        // Held until the reply is made.
+        let _place = match self.take_place(&request.frame).await {
+            Ok(place) => place,
+            Err(error) => {
+                let reply = error_reply(request.id.as_deref(), &ApiError::from(error));
+                return Outcome { reply: Some(reply), effect: RequestEffect::None };
+            }
+        };
         if let Some(refused) = self.check_token(&request, until).await {
             return refused;
         }
@@ -188,6 +199,28 @@ impl ControlContext {
                     };
                 }
                 Outcome { reply: Some(error_reply(id.as_deref(), &error)), effect: RequestEffect::None }
+            }
+        }
+    }
+
+    /// Waits until the tenant has a place for a request. Registrations are bounded by the connections, and batches
+    /// gather results, messages and spawns.
+    async fn take_place(&self, frame: &InboundFrame) -> Result<Option<Place>, EngineError> {
+        match frame {
+            InboundFrame::Register(_)
+            | InboundFrame::ActionResult(_)
+            | InboundFrame::MessageSend(_)
+            | InboundFrame::Spawn(_)
+            | InboundFrame::Ack(_)
+            | InboundFrame::Ignored => Ok(None),
+            InboundFrame::AgentRegister(_)
+            | InboundFrame::AgentRecover(_)
+            | InboundFrame::AgentDeregister(_)
+            | InboundFrame::Inventory(_)
+            | InboundFrame::Deregister
+            | InboundFrame::ActionAccept(_)
+            | InboundFrame::Heartbeat(_) => {
+                self.engine.nodes().take_frame_place(self.scope, PLACE_WAIT).await.map(Some)
             }
         }
     }
