@@ -51,7 +51,7 @@ export async function survive({ relay, there, tokens, apiKey }, { workspace, age
   const lead = there.as(tokens.ada);
   const texts = (events) => events.map((event) => event.message.text).filter((text) => text.startsWith('meanwhile'));
   await ask('kill -9 the gateway');
-  // Posted at once, before the client connects again, so that there is something to replay.
+  // Posted before the client can connect again, so that there is something to replay.
   const posts = [];
   for (let nth = 1; nth <= 10; nth += 1) {
     const text = `meanwhile ${nth}`;
@@ -59,6 +59,7 @@ export async function survive({ relay, there, tokens, apiKey }, { workspace, age
   }
   const sent = posts.map(([text]) => text);
   await until('the workspace\'s stream drops', () => workspace.disconnected.length > 0);
+  await ask('let clients connect again');
   await until('the agent gets what was posted meanwhile', () => texts(agent.messageCreated).length >= 10, () => texts(agent.messageCreated));
   same('once, in order', texts(agent.messageCreated), sent);
   await until('and so does the workspace', () => texts(workspace.messageCreated).length >= 10, () => texts(workspace.messageCreated));

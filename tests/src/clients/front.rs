@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, Result};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
 /// Forwarder on a loopback port, like a load balancer with health checks: connections go to one gateway until it
@@ -14,6 +15,7 @@ use tokio::task::{AbortHandle, JoinSet};
 pub struct Front {
     url: String,
     current: Arc<AtomicUsize>,
+    is_open: watch::Sender<bool>,
     accepting: AbortHandle,
 }
 
@@ -25,8 +27,19 @@ impl Front {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}", listener.local_addr()?);
         let current = Arc::new(AtomicUsize::new(0));
-        let accepting = tokio::spawn(accept(listener, upstreams, Arc::clone(&current))).abort_handle();
-        Ok(Self { url, current, accepting })
+        let is_open = watch::Sender::new(true);
+        let accepting = accept(listener, upstreams, Arc::clone(&current), is_open.subscribe());
+        Ok(Self { url, current, is_open, accepting: tokio::spawn(accepting).abort_handle() })
+    }
+
+    /// Holds new connections, without a byte, until [`Self::release`].
+    pub fn hold(&self) {
+        self.is_open.send_replace(false);
+    }
+
+    /// Connects those that wait.
+    pub fn release(&self) {
+        self.is_open.send_replace(true);
     }
 
     pub fn url(&self) -> &str {
@@ -45,13 +58,20 @@ impl Drop for Front {
     }
 }
 
-async fn accept(listener: TcpListener, upstreams: Vec<String>, current: Arc<AtomicUsize>) {
+async fn accept(
+    listener: TcpListener,
+    upstreams: Vec<String>,
+    current: Arc<AtomicUsize>,
+    is_open: watch::Receiver<bool>,
+) {
     // Dropped with this task, which ends every connection.
     let mut connections = JoinSet::new();
     while let Ok((mut client, _)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
-        let (upstreams, current) = (upstreams.clone(), Arc::clone(&current));
+        let (upstreams, current, mut is_open) = (upstreams.clone(), Arc::clone(&current), is_open.clone());
         connections.spawn(async move {
+            // An error says that the front is dropped, and this task with it.
+            let _ = is_open.wait_for(|is_open| *is_open).await;
             if let Some(mut server) = connect(&upstreams, &current).await {
                 // Either side may disconnect; clients are expected to handle it.
                 let _ = copy_bidirectional(&mut client, &mut server).await;

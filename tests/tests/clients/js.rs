@@ -63,7 +63,11 @@ async fn the_whole_public_surface_of_the_javascript_sdk_works() -> Result<()> {
     script
         .run(async |request| {
             match request.0.as_str() {
-                "kill -9 the gateway" => victim.kill9(),
+                "kill -9 the gateway" => {
+                    front.hold();
+                    victim.kill9();
+                }
+                "let clients connect again" => front.release(),
                 "start the gateway again" => victim.restart().await?,
                 _ => {
                     let report = history.record_report(&request)?;
