@@ -60,8 +60,8 @@ struct Operated {
     service_after: Duration,
     /// Spans in which accepted messages may be lost.
     losses: Vec<Range<Tick>>,
-    /// Messages that a new leader had before the old one ended.
-    kept: HashSet<String>,
+    /// For each of them, the messages that the new leader had before the old one ended.
+    known: Vec<HashSet<String>>,
 }
 
 impl Operated {
@@ -83,7 +83,7 @@ impl Operated {
             _nodes: nodes,
             service_after: Duration::ZERO,
             losses: Vec::new(),
-            kept: HashSet::new(),
+            known: Vec::new(),
         })
     }
 
@@ -130,10 +130,18 @@ impl Operated {
         let leader = self.cluster.wait_other_leader(former).await?;
         if self.replication == Replication::Asynchronous {
             self.cluster.restore_replication(former);
-            self.kept.extend(known.remove(&leader).unwrap_or_default());
+            self.known.push(known.remove(&leader).unwrap_or_default());
             self.losses.push(lags_since..tick());
         }
         Ok(leader)
+    }
+
+    /// Returns whether a message was accepted and no new leader lacked it. One that was lacked may be restored from the log,
+    /// without its idempotency key, and then be known to later leaders.
+    fn is_kept(&self, sent: &SentMessage) -> bool {
+        let Outcome::Accepted(id) = &sent.outcome else { return false };
+        let earlier = self.losses.iter().zip(&self.known).filter(|(span, _)| sent.ticks.0 < span.end);
+        earlier.into_iter().all(|(_, known)| known.contains(id))
     }
 
     /// Judges everything that happened in these faults.
@@ -141,15 +149,12 @@ impl Operated {
         senders.send(by_run_size(100, 500)).await?;
         let report = senders.stop().await?;
         self.scene.wait_settled(&self.agents, SOON).await?;
-        // A message is missing from `kept` if no leader was killed after it, or if commits wait for a standby.
-        let is_kept = |one: &&SentMessage| match &one.outcome {
-            Outcome::Accepted(id) => self.losses.is_empty() || self.kept.contains(id),
-            Outcome::Refused(_) | Outcome::Unknown => false,
-        };
-        self.scene.repeat_keys(&self.sam, report.sent.iter().filter(is_kept)).await?;
+        let kept: Vec<&SentMessage> = report.sent.iter().filter(|sent| self.is_kept(sent)).collect();
+        self.scene.repeat_keys(&self.sam, kept.iter().copied()).await?;
         let judged = self.scene.judge(&report.sent, Losses::Within(&self.losses)).await;
         let lost = judged.with_context(|| format!("{}{}", self.cluster.logs(60), self.scene.stack.logs(60)))?;
-        let wrong: Vec<&String> = lost.iter().filter(|id| self.kept.contains(*id)).collect();
+        let is_lost = |sent: &&SentMessage| matches!(&sent.outcome, Outcome::Accepted(id) if lost.contains(id));
+        let wrong: Vec<&SentMessage> = kept.into_iter().filter(is_lost).collect();
         let switchovers = faults.iter().filter(|fault| **fault == Fault::Switchover).count();
         let (kills, replication) = (faults.len() - switchovers, format!("{:?}", self.replication).to_lowercase());
         let fault = format!("{switchovers} switchovers and {kills} kills of the leader, {replication} cluster");
