@@ -113,6 +113,8 @@ async fn measure(
     }
     let broker = NodeBroker::start(&spec).await?;
     let side = Side { broker, sender, program: fs::canonicalize(&spec.program)?, folder: folder.to_owned() };
+    // Without one, memory and CPU would be none.
+    ensure!(!side.processes().is_empty(), "no process runs {}", side.program.display());
     let mut figures = Vec::new();
 
     let before = side.memory_kb();
