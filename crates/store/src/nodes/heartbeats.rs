@@ -76,15 +76,23 @@ impl Store {
                   WHERE p.workspace_id = b.workspace_id AND p.node_id = b.node_id
                     AND p.provider = b.provider AND p.epoch = b.epoch
               RETURNING p.workspace_id, p.node_id, p.provider
+             ), due AS MATERIALIZED (
+                 -- `OFFSET 0`: by the node, also while the table has no statistics. Another plan reads all agents of the
+                 -- workspace for each heartbeat.
+                 SELECT h.workspace_id, k.agent_id
+                   FROM recorded h
+                  CROSS JOIN LATERAL (SELECT * FROM agents
+                                       WHERE workspace_id = h.workspace_id AND node_id = h.node_id
+                                         AND deleted_at IS NULL OFFSET 0) AS k
+                  WHERE (k.provider IS NULL OR k.provider = h.provider) AND k.status <> 'offline'
+                    AND k.last_seen_at < relay_now() - interval '200 seconds'
              ), hosted AS (
              -- The heartbeat counts as activity of the hosted agents, which may never call themselves. Readers derive that
              -- from the provider; processes of the version before read this column, and mark an agent offline that was not
              -- seen for 300 seconds.
              UPDATE agents a SET last_seen_at = relay_now()
-               FROM recorded h
-              WHERE a.workspace_id = h.workspace_id AND a.node_id = h.node_id AND a.deleted_at IS NULL
-                AND (a.provider IS NULL OR a.provider = h.provider) AND a.status <> 'offline'
-                AND a.last_seen_at < relay_now() - interval '200 seconds'
+               FROM due d
+              WHERE a.workspace_id = d.workspace_id AND a.agent_id = d.agent_id
              )
              SELECT ord FROM before",
         )

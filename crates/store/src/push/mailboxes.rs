@@ -227,8 +227,10 @@ impl Store {
     pub async fn http_push_agents(&self, scope: WorkspaceScope) -> StoreResult<Vec<(AgentId, NodeId)>> {
         sqlx::query_as(concat!(
             "SELECT p.agent_id, p.node_id FROM push_mailboxes p
-               JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
-                            AND a.node_id = p.node_id AND a.deleted_at IS NULL
+              -- `OFFSET 0`: from the few mailboxes, also while the tables have no statistics.
+              CROSS JOIN LATERAL (SELECT FROM agents
+                                   WHERE workspace_id = p.workspace_id AND agent_id = p.agent_id
+                                     AND node_id = p.node_id AND deleted_at IS NULL OFFSET 0) AS a
               WHERE p.workspace_id = $1 AND p.disabled_at IS NULL AND NOT ",
             is_suspended!("p"),
             " ORDER BY p.agent_id LIMIT 10000"
