@@ -16,7 +16,6 @@ use relay_stream::Stream;
 use relay_tasks::batches::BatchSender;
 
 use crate::{
-    EngineResult,
     access::{limits::QuotaCache, secrets::Secrets, tokens::Tokens},
     agents::Agents,
     core::Core,
@@ -39,11 +38,9 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Waits for the place of a control frame, which executes statements of its own.
-    ///
-    /// # Errors
-    /// When other control frames, above all of the same family of workspaces, take longer than `timeout`.
-    pub async fn take_frame_place(&self, scope: WorkspaceScope, timeout: Duration) -> EngineResult<Place> {
-        self.core.take_single_request_place(scope, timeout).await
+    /// Waits for the place of a control frame, which executes statements of its own. There is no limit: the frames behind it
+    /// wait with it, and all of them end with their connection.
+    pub async fn take_frame_place(&self, scope: WorkspaceScope) -> Option<Place> {
+        self.core.take_single_request_place(scope, Duration::MAX).await.ok()
     }
 }

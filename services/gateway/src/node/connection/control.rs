@@ -44,9 +44,6 @@ use crate::{
     },
 };
 
-/// Longest wait of a control frame for others of its tenant. It is refused then, and brokers repeat it.
-const PLACE_WAIT: Duration = Duration::from_secs(10);
-
 /// Capability by which brokers announce that they list live agents. It is not an ability that can be invoked, so it is
 /// not stored.
 const LIVE_AGENTS: &str = "relay:live-agents:v1";
@@ -142,15 +139,9 @@ pub(super) fn error_reply(id: Option<&str>, error: &ApiError) -> Utf8Bytes {
 impl ControlContext {
     /// Handles one request.
     pub(super) async fn handle(self, request: Request) -> Outcome {
-        let until = Instant::now() + REGISTRATION_TIMEOUT;
         // Held until the reply is made.
-        let _place = match self.take_place(&request.frame).await {
-            Ok(place) => place,
-            Err(error) => {
-                let reply = error_reply(request.id.as_deref(), &ApiError::from(error));
-                return Outcome { reply: Some(reply), effect: RequestEffect::None };
-            }
-        };
+        let _place = self.take_place(&request.frame).await;
+        let until = Instant::now() + REGISTRATION_TIMEOUT;
         if let Some(refused) = self.check_token(&request, until).await {
             return refused;
         }
@@ -204,24 +195,22 @@ impl ControlContext {
     }
 
     /// Waits until the tenant has a place for a request. Registrations are bounded by the connections, and batches
-    /// gather results, messages and spawns.
-    async fn take_place(&self, frame: &InboundFrame) -> Result<Option<Place>, EngineError> {
+    /// gather results, messages and spawns. Nothing is refused: published brokers close the socket when an inventory is.
+    async fn take_place(&self, frame: &InboundFrame) -> Option<Place> {
         match frame {
             InboundFrame::Register(_)
             | InboundFrame::ActionResult(_)
             | InboundFrame::MessageSend(_)
             | InboundFrame::Spawn(_)
             | InboundFrame::Ack(_)
-            | InboundFrame::Ignored => Ok(None),
+            | InboundFrame::Ignored => None,
             InboundFrame::AgentRegister(_)
             | InboundFrame::AgentRecover(_)
             | InboundFrame::AgentDeregister(_)
             | InboundFrame::Inventory(_)
             | InboundFrame::Deregister
             | InboundFrame::ActionAccept(_)
-            | InboundFrame::Heartbeat(_) => {
-                self.engine.nodes().take_frame_place(self.scope, PLACE_WAIT).await.map(Some)
-            }
+            | InboundFrame::Heartbeat(_) => self.engine.nodes().take_frame_place(self.scope).await,
         }
     }
 
