@@ -28,8 +28,8 @@ use crate::{Engine, EngineError, EngineResult, Inner, events::announcement::Anno
 
 /// Longest wait of a reply for the last chunk. The message is accepted; its other deliveries follow.
 const REPLY_AFTER: Duration = Duration::from_secs(10);
-/// Longest wait of a chunk for the log to store the one before. A stalled JetStream must not delay the chunks: recipients read
-/// Postgres then.
+/// Longest wait of a chunk for the log to store the one before. Behind a stalled JetStream the other chunks do not wait at all:
+/// recipients read Postgres then.
 const PUBLISH_WAIT: Duration = Duration::from_millis(250);
 /// Longest wait of a send for earlier fan-outs of its author.
 const PRECEDING_WAIT: Duration = Duration::from_secs(10);
@@ -73,11 +73,11 @@ impl OpenedFanout {
         let gateway_id = engine.core().gateway_id().unwrap_or(GatewayId::new(0));
         let mut writer =
             ChunkWriter { engine, scope: self.send.scope(), message: self.send.message(), written: 0, gateway_id };
-        let mut published = None;
+        let (mut published, mut stalled) = (None, false);
         while let Some((batch, chunk)) = writer.write_next().await {
-            if let Some(earlier) = published.take() {
+            if let Some(earlier) = published.take().filter(|_| !stalled) {
                 // JetStream stores in order: a whole fan-out there would delay what others post meanwhile.
-                let _ = tokio::time::timeout(PUBLISH_WAIT, earlier).await;
+                stalled = tokio::time::timeout(PUBLISH_WAIT, earlier).await.is_err();
             }
             let is_last = chunk.is_last;
             published = Some(self.publish(engine, batch, chunk));
