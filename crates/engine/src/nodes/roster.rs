@@ -262,12 +262,23 @@ impl Nodes {
         Ok(Some((delivery.adapter(), new)))
     }
 
-    /// Finds a node by name or id.
+    /// Finds a node by name or id. The memory of its providers is not waited for: a registration or an enrolment that has
+    /// been committed must be answered.
     pub async fn by_name(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<HeldNode> {
+        let (node, bytes) = self.sized(scope, name_or_id).await?;
+        let family = self.core.family(scope).await;
+        let answers = &self.core.answers;
+        let memory = answers.try_reserve(family, bytes).or_else(|| answers.try_reserve(family, 0));
+        self.hold(scope, node, memory.ok_or(EngineError::Overloaded)?).await
+    }
+
+    async fn sized(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<(Node, usize)> {
         let wanted = strip_hash(name_or_id);
         let found = self.core.store.node_with_size(scope, wanted).await?;
-        let (node, bytes) = found.ok_or_else(|| EngineError::NotFound(Missing::Node(wanted.to_owned())))?;
-        let memory = self.core.reserve_answer(scope, bytes).await?;
+        found.ok_or_else(|| EngineError::NotFound(Missing::Node(wanted.to_owned())))
+    }
+
+    async fn hold(&self, scope: WorkspaceScope, node: Node, memory: ByteLease) -> EngineResult<HeldNode> {
         let providers = self.core.store.providers_of_nodes(scope, std::slice::from_ref(&node.node_id)).await?;
         Ok(HeldNode { node: RosterNode { node, providers }, memory })
     }
@@ -277,7 +288,10 @@ impl Nodes {
     /// # Errors
     /// When there is none for this caller.
     pub async fn visible(&self, caller: &Credential, name_or_id: &str) -> EngineResult<HeldNode> {
-        let HeldNode { mut node, memory } = self.by_name(caller.scope(), name_or_id).await?;
+        let scope = caller.scope();
+        let (node, bytes) = self.sized(scope, name_or_id).await?;
+        let memory = self.core.reserve_answer(scope, bytes).await?;
+        let HeldNode { mut node, memory } = self.hold(scope, node, memory).await?;
         if let Some(agents) = &caller.view().filters.agent_ids {
             let locations = self.core.store.locations_of_agents(caller.scope(), agents).await?;
             if !locations.iter().any(|(location, _)| *location == node.node.node_id) {

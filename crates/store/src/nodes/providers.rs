@@ -285,13 +285,14 @@ async fn rename_node(tx: &mut Session, key: ProviderKey<'_>, name: &str) -> Stor
     Ok(())
 }
 
-/// Returns whether the node has room for a provider. One that was disconnected for a day leaves its place, so that
+/// Returns whether the node has room for a provider, which one that it has already needs not. One that was disconnected for a day leaves its place, so that
 /// names which change with each start of a program do not fill the node. The node is locked, so no other one is added
 /// meanwhile.
 pub(super) async fn make_room(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<bool> {
     let doing = "making room for a provider";
     let others: i64 = sqlx::query_scalar(
-        "SELECT count(*) FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider <> $3",
+        "SELECT count(*) FROM providers WHERE workspace_id = $1 AND node_id = $2
+            AND NOT EXISTS (SELECT FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3)",
     )
     .bind(key.scope.workspace_id())
     .bind(key.node)
