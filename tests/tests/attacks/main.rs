@@ -7,7 +7,6 @@ mod claims;
 mod commits;
 mod connections;
 mod ended_workspaces;
-mod former_tokens;
 mod frames;
 mod invocations;
 mod large_messages;

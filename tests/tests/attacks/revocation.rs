@@ -1,5 +1,6 @@
 //! Whoever holds a stolen token loses it for good: open sockets of a revoked token close, and serve nothing before.
 
+mod former_tokens;
 mod in_outages;
 
 use std::time::{Duration, Instant};

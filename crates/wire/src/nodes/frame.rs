@@ -376,21 +376,18 @@ pub fn encode_from_node(id: Option<&str>, frame: &InboundFrame) -> Option<String
     Some(Value::Object(frame).to_string())
 }
 
-/// Encodes a `reply` frame. The id is empty if the request had none.
+/// Encodes a `reply` frame. The id is empty if the request had none. Data of strings, numbers and JSON always encode.
 #[must_use]
 pub fn encode_reply<T: Serialize>(id: Option<&str>, data: &T) -> String {
-    let reply = Reply { v: 1, id: id.unwrap_or_default(), kind: "reply", ok: true, data };
-    // Data consist of strings, numbers and JSON texts, which always encode.
-    serde_json::to_string(&reply).unwrap_or_default()
+    serde_json::to_string(&Reply { v: 1, id: id.unwrap_or_default(), r#type: "reply", ok: true, data })
+        .unwrap_or_default()
 }
 
-/// Frame of type `reply`.
 #[derive(Serialize)]
 struct Reply<'a, T> {
     v: u8,
     id: &'a str,
-    #[serde(rename = "type")]
-    kind: &'static str,
+    r#type: &'static str,
     ok: bool,
     data: &'a T,
 }
