@@ -16,7 +16,7 @@ use sqlx::{Connection as _, PgConnection};
 
 /// Time within which a socket of a revoked token is closed: 5 s, and one for a loaded machine.
 const CLOSED_WITHIN: Duration = Duration::from_secs(6);
-/// Longest wait for what has no such bound.
+/// Longest wait for conditions that the engine gives no bound.
 const SOON: Duration = Duration::from_secs(30);
 
 /// A broker's socket at the gateway of this client.

@@ -266,7 +266,7 @@ async fn unthrottled_floods_stay_within_the_bounds() -> Result<()> {
         percentile(&mut answers, 99),
     );
     assert!(output > 0 && most < MEMORY_LIMIT_MB, "{output} bytes, {most} MB");
-    // A reader may miss output, which it is told, and no durable event.
+    // A reader may miss output, with a notice of it, and no durable event.
     let is_output = |problem: &String| problem.contains("worker_stream_dropped");
     let problems = reader.problems();
     assert!(problems.iter().all(is_output), "{problems:?}");

@@ -23,14 +23,11 @@ use relay_store::{
 use relay_tasks::spawn_isolated;
 use tokio::{sync::oneshot, time::Instant};
 
-use super::publisher::{Committed, CommittedSend};
+use super::publisher::{Committed, CommittedSend, STALL_TIMEOUT};
 use crate::{Engine, EngineError, EngineResult, Inner, events::announcement::Announcement, recovery::Readiness};
 
 /// Longest wait of a reply for the last chunk. The message is accepted; its other deliveries follow.
 const REPLY_AFTER: Duration = Duration::from_secs(10);
-/// Longest wait of a chunk for the log to store the one before. Behind a stalled JetStream the other chunks do not wait at all:
-/// recipients read Postgres then.
-const PUBLISH_WAIT: Duration = Duration::from_millis(250);
 /// Longest wait of a send for earlier fan-outs of its author.
 const PRECEDING_WAIT: Duration = Duration::from_secs(10);
 /// Pause between two looks for open fan-outs: the first, and the longest, which it doubles up to.
@@ -76,8 +73,9 @@ impl OpenedFanout {
         let (mut published, mut stalled) = (None, false);
         while let Some((batch, chunk)) = writer.write_next().await {
             if let Some(earlier) = published.take().filter(|_| !stalled) {
-                // JetStream stores in order: a whole fan-out there would delay what others post meanwhile.
-                stalled = tokio::time::timeout(PUBLISH_WAIT, earlier).await.is_err();
+                // JetStream stores in order: a whole fan-out there would delay what others post meanwhile. Behind a stall the
+                // other chunks do not wait, because they would hold the lane.
+                stalled = tokio::time::timeout(STALL_TIMEOUT, earlier).await.is_err();
             }
             let is_last = chunk.is_last;
             published = Some(self.publish(engine, batch, chunk));

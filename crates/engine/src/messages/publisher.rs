@@ -35,7 +35,7 @@ const IN_FLIGHT: usize = 64;
 const COPIES_BYTES: usize = 16 * 1024 * 1024;
 /// A slower publish must not stall delivery: gateways get a hint to read Postgres. A cluster that elects a leader
 /// pauses for seconds.
-const STALL_TIMEOUT: Duration = Duration::from_millis(250);
+pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(250);
 /// Published batches that wait to be marked, all by one update: marking each alone would cost a commit per batch. One
 /// that finds no room is published again.
 const MARKS: QueueConfig<BatchId> =
@@ -54,7 +54,7 @@ pub(crate) struct Committed {
     /// Recovery epoch in which it was committed.
     pub(crate) epoch: Option<i64>,
     pub(crate) sends: Vec<CommittedSend>,
-    /// Dropped when the batch has been published or given up, for who waits for that.
+    /// Dropped when the batch has been published or given up: the next chunk of its fan-out waits for that.
     pub(crate) _ended: Option<oneshot::Sender<Infallible>>,
 }
 

@@ -285,22 +285,22 @@ async fn rename_node(tx: &mut Session, key: ProviderKey<'_>, name: &str) -> Stor
     Ok(())
 }
 
-/// Returns whether the node has room for a provider, which one that it has already needs not. One that was disconnected for a day leaves its place, so that
-/// names which change with each start of a program do not fill the node. The node is locked, so no other one is added
-/// meanwhile.
+/// Returns whether the node has a place for a provider: its own, or one among [`MAX_PROVIDERS`]. A provider that was
+/// disconnected for a day leaves its place, so that names which change with each start of a program do not fill the node.
+/// The node is locked, so no other one is added meanwhile.
 pub(super) async fn make_room(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<bool> {
     let doing = "making room for a provider";
-    let others: i64 = sqlx::query_scalar(
-        "SELECT count(*) FROM providers WHERE workspace_id = $1 AND node_id = $2
-            AND NOT EXISTS (SELECT FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3)",
+    let has_place: bool = sqlx::query_scalar(
+        "SELECT count(*) < $4 OR bool_or(provider = $3) FROM providers WHERE workspace_id = $1 AND node_id = $2",
     )
     .bind(key.scope.workspace_id())
     .bind(key.node)
     .bind(key.provider)
+    .bind(MAX_PROVIDERS)
     .fetch_one(&mut *tx)
     .await
     .map_err(StoreError::from_sqlx(doing))?;
-    if others < MAX_PROVIDERS {
+    if has_place {
         return Ok(true);
     }
     let removed: Option<ProviderName> = sqlx::query_scalar(

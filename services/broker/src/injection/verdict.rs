@@ -77,11 +77,11 @@ impl Pipeline {
     /// Ends the oldest watch for an echo that could only raise a level. A message without its verdict needs its own, and
     /// there are as many watches as such messages.
     fn make_room_for_a_watch(&mut self) {
-        if self.echo.watch_count() < MAX_WATCHES {
-            return;
-        }
         let mut judged = self.outstanding.iter_mut().filter(|outstanding| outstanding.delivery.state().is_final());
-        if let Some(watch) = judged.find_map(|outstanding| outstanding.watch.take()) {
+        // A watch that has ended by its time frees nothing, so the next one ends as well.
+        while self.echo.watch_count() >= MAX_WATCHES
+            && let Some(watch) = judged.find_map(|outstanding| outstanding.watch.take())
+        {
             self.echo.end(watch);
         }
     }

@@ -2,15 +2,15 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use futures::future::join_all;
 use relay_testkit::{client::Api, stack::Stack};
 use sqlx::{Connection as _, PgConnection};
 
+use super::register_others;
+
 /// Searches at a time: four for each database connection of a gateway.
 const AT_A_TIME: usize = 64;
-/// Requests of the other tenant during the attack.
-const REQUESTS: usize = 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_searches_leave_connections_to_other_tenants() -> Result<()> {
@@ -29,18 +29,6 @@ async fn slow_searches_leave_connections_to_other_tenants() -> Result<()> {
             let _ = attacker.get("/v1/search?q=words").await;
         }
     }));
-    let others = async {
-        let mut refused = Ok(());
-        for nth in 0..REQUESTS {
-            refused = other.register_agent(&format!("agent-{nth}")).await.map(drop).context("refused");
-            if refused.is_err() {
-                break;
-            }
-        }
-        is_over.store(true, Ordering::Relaxed);
-        refused
-    };
-    let (_, others) = tokio::join!(attack, others);
-    transaction.rollback().await?;
+    let (_, others) = tokio::join!(attack, register_others(&other, transaction, &is_over));
     others
 }

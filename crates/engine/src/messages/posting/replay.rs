@@ -10,7 +10,7 @@ use super::{AudienceSource, PostedMessage, Sender, Target, direct_recipient};
 use crate::messages::Messages;
 use crate::{EngineError, EngineResult, access::idempotency::ClientKey, error::Missing};
 
-/// Longest wait of a post for others under idempotency keys, far below the 30 s that a request may take.
+/// Longest wait of a repeated post for others, far below the 30 s that a request may take.
 const REPEAT_WAIT: Duration = Duration::from_secs(5);
 
 impl Messages {
@@ -22,8 +22,6 @@ impl Messages {
         key: Option<&ClientKey>,
     ) -> EngineResult<Option<PostedMessage>> {
         let Some(key) = key else { return Ok(None) };
-        // A client may repeat a post as often as it likes, and each repetition is read.
-        let _place = self.core.take_single_request_place(sender.scope, REPEAT_WAIT).await?;
         match self.core.replay(sender.scope, &target.stored_key(sender, key)).await? {
             Some(before) => Ok(Some(self.replay_post(sender, before.data).await?)),
             None => Ok(None),
@@ -32,6 +30,8 @@ impl Messages {
 
     /// Returns the response of the first request with this key.
     pub(super) async fn replay_post(&self, sender: &Sender, response: Value) -> EngineResult<PostedMessage> {
+        // A client may repeat a post as often as it likes, and the message is read for each repetition.
+        let _place = self.core.take_single_request_place(sender.scope, REPEAT_WAIT).await?;
         let message = match serde_json::from_value::<PostRecord>(response) {
             Ok(record) => self.core.store.message(sender.scope, record.message_id).await?,
             Err(_) => None,
