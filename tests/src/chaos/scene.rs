@@ -278,15 +278,24 @@ impl Scene {
         self.judge(sent, Losses::None).await.map(drop)
     }
 
+    /// [`Self::verify`] at a gateway that the scene has not started: its own have stopped.
+    pub async fn verify_at(&self, url: &str, sent: &[SentMessage]) -> Result<()> {
+        self.judge_at(url, sent, Losses::None).await.map(drop)
+    }
+
     /// Judges connections, and the history of posts, frames and positions. Returns the ids of accepted messages that are
     /// lost.
     pub async fn judge(&self, sent: &[SentMessage], losses: Losses<'_>) -> Result<Vec<String>> {
+        let gateway = self.stack.gateways().iter().find(|gateway| gateway.is_running()).context("a gateway")?;
+        self.judge_at(gateway.url(), sent, losses).await
+    }
+
+    async fn judge_at(&self, url: &str, sent: &[SentMessage], losses: Losses<'_>) -> Result<Vec<String>> {
         let violations = self.ledger.connection_violations();
         ensure!(violations.is_empty(), "{} violations: {:#?}", violations.len(), first(&violations));
         let history = self.ledger.history();
         sent.iter().for_each(|one| history.record_post(one.to_post()));
-        let gateway = self.stack.gateways().iter().find(|gateway| gateway.is_running()).context("a gateway")?;
-        record_end_state(history, &self.database, &self.workspace.at(gateway.url())).await?;
+        record_end_state(history, &self.database, &self.workspace.at(url)).await?;
         let violations = history.violations(losses);
         ensure!(violations.is_empty(), "{} violations: {:#?}", violations.len(), first(&violations));
         Ok(history.lost_ids())

@@ -194,7 +194,9 @@ async fn an_upgrade_from_the_previous_version_loses_nothing() -> Result<()> {
     }
     let failures = new_worker.metric("relay_loop_failures_total").await?;
     ensure!(failures == 0.0, "loops of the new worker failed:\n{}", new_worker.log_tail(20));
-    verify_settled(&scene, &agents, senders.stop().await?).await
+    let told = senders.stop().await?;
+    wait_settled(&scene, &agents, &told).await?;
+    scene.verify_at(&new_urls[0], &told.sent).await
 }
 
 /// True if this version has migrations that the database has not had.
@@ -228,6 +230,11 @@ async fn nodes(scene: &Scene, urls: &[&str], up: usize) -> Result<(Vec<Node>, Ve
 
 /// Waits for all deliveries and verifies the ledgers of senders and nodes.
 async fn verify_settled(scene: &Scene, agents: &[Agent], told: SendReport) -> Result<()> {
+    wait_settled(scene, agents, &told).await?;
+    scene.verify(&told.sent).await
+}
+
+async fn wait_settled(scene: &Scene, agents: &[Agent], told: &SendReport) -> Result<()> {
     println!(
         "{} messages, {} answers of 5xx and {} lost connections on the way, {} frames came again",
         told.sent.len(),
@@ -240,7 +247,7 @@ async fn verify_settled(scene: &Scene, agents: &[Agent], told: SendReport) -> Re
         scene.wait_received(&agent.name, head, Duration::from_secs(30)).await;
         scene.wait_acked(&agent.name, head, Duration::from_secs(15)).await;
     }
-    scene.verify(&told.sent).await
+    Ok(())
 }
 
 fn start_gateway(
