@@ -2,13 +2,7 @@
 //!
 //! The only module that turns a token into a [`WorkspaceScope`].
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use moka::sync::Cache;
 use relay_domain::{
@@ -16,13 +10,13 @@ use relay_domain::{
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
     metric_names as name,
 };
-use relay_store::{StoreError, TokenLookup, TokenOwner};
-use tokio::{
-    sync::{Mutex, Semaphore, SemaphorePermit},
-    time::Instant,
-};
+use relay_store::{TokenLookup, TokenOwner};
 
-use super::callers::{AgentCaller, Credential, NodeCaller};
+use super::{
+    callers::{AgentCaller, Credential, NodeCaller},
+    credential_cache::CredentialCache,
+    lookups::{Familiarity, TokenReader},
+};
 use crate::{
     EngineError, EngineResult,
     core::Core,
@@ -30,78 +24,33 @@ use crate::{
     observers::access::ObserverAccess,
 };
 
-/// Longest time for which a revocation stays unnoticed when its hint was lost.
-const CACHED_FOR: Duration = Duration::from_secs(1);
-/// Number of lookup groups. Tokens of one group are looked up one at a time.
-const LOOKUP_GROUPS: usize = 64;
-/// A token that was valid within the last minutes waits for its group only. The others are strangers: few of them are
-/// looked up at a time, so that a flood of invented tokens does not delay known callers, and many may wait, as after a
-/// restart.
-const STRANGERS_AT_A_TIME: usize = 8;
-const MAX_WAITING_STRANGERS: usize = 4096;
-const MAX_WAITING: usize = 8192;
-/// Longest wait of a stranger.
-const STRANGER_TIMEOUT: Duration = Duration::from_secs(3);
+/// With the time of a lookup, a revocation whose hint was lost stays unnoticed for a second at most.
+const CACHED_FOR: Duration = Duration::from_millis(900);
 /// Time for which a token that was valid is no stranger.
 const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 /// Unknown tokens that are kept, so that a client that repeats one costs nothing.
 const CACHED_UNKNOWN: u64 = 10_000;
-/// While this recent, an outage seen by one lookup answers those that waited for it. Long enough for the waiting
-/// requests to take their turns, short enough that no request is refused after Postgres is back.
-const OUTAGE_BACKOFF: Duration = Duration::from_millis(50);
-/// Bound of the cache; further tokens evict the least used.
-const CACHED_TOKENS: u64 = 100_000;
+/// Tokens that are remembered; further ones evict the least used.
+const REMEMBERED_TOKENS: u64 = 100_000;
 
-/// Cache of authenticated tokens.
+/// Cached outcomes of lookups.
 #[derive(Debug)]
 pub(crate) struct TokenCache {
-    credentials: Cache<TokenHash, Credential>,
+    credentials: CredentialCache,
     /// Tokens that were refused within the last second.
     refused: Cache<TokenHash, TokenRefusal>,
     /// Tokens that were valid within the last minutes. They prove nothing.
     recent: Cache<TokenHash, ()>,
-    strangers: Semaphore,
-    waiting_strangers: Semaphore,
-    waiting: Semaphore,
-    /// One lookup at a time per group, so that a busy token that was just invalidated is read once instead of by each
-    /// of its requests. Holds the time when storage was last found unavailable, so that waiting requests need not find
-    /// out one after the other.
-    lookups: Vec<Mutex<Option<Instant>>>,
-    /// Revocation counter: a row read before a revocation is not cached after it.
-    revocations: AtomicU64,
 }
 
 impl Default for TokenCache {
     fn default() -> Self {
         Self {
-            credentials: Cache::builder()
-                .max_capacity(CACHED_TOKENS)
-                .time_to_live(CACHED_FOR)
-                .support_invalidation_closures()
-                .build(),
+            credentials: CredentialCache::new(CACHED_FOR),
             refused: Cache::builder().max_capacity(CACHED_UNKNOWN).time_to_live(CACHED_FOR).build(),
-            recent: Cache::builder().max_capacity(CACHED_TOKENS).time_to_idle(REMEMBERED_FOR).build(),
-            strangers: Semaphore::new(STRANGERS_AT_A_TIME),
-            waiting_strangers: Semaphore::new(MAX_WAITING_STRANGERS),
-            waiting: Semaphore::new(MAX_WAITING),
-            lookups: (0..LOOKUP_GROUPS).map(|_| Mutex::new(None)).collect(),
-            revocations: AtomicU64::new(0),
+            recent: Cache::builder().max_capacity(REMEMBERED_TOKENS).time_to_idle(REMEMBERED_FOR).build(),
         }
     }
-}
-
-impl TokenCache {
-    /// Waits for a place among the lookups of strangers.
-    async fn take_stranger_place(&self) -> EngineResult<SemaphorePermit<'_>> {
-        let _waiting = self.waiting_strangers.try_acquire().map_err(|_| refuse_lookup())?;
-        let place = tokio::time::timeout(STRANGER_TIMEOUT, self.strangers.acquire()).await;
-        place.ok().and_then(Result::ok).ok_or_else(refuse_lookup)
-    }
-}
-
-fn refuse_lookup() -> EngineError {
-    count_lookup("refused");
-    EngineError::Overloaded
 }
 
 fn count_lookup(outcome: &'static str) {
@@ -135,17 +84,17 @@ pub(crate) struct FreshToken {
 pub(crate) struct Tokens {
     core: Core,
     cache: Arc<TokenCache>,
+    reader: Arc<TokenReader>,
 }
 
 impl Tokens {
-    pub(crate) fn new(core: Core) -> Self {
-        Self { core, cache: Arc::default() }
+    pub(crate) fn new(core: Core, reader: TokenReader) -> Self {
+        Self { core, cache: Arc::default(), reader: Arc::new(reader) }
     }
 
     /// Invalidates a cached token: it is revoked, or its owner has changed.
     pub(crate) fn forget(&self, hash: &TokenHash) {
-        self.cache.revocations.fetch_add(1, Ordering::SeqCst);
-        self.cache.credentials.invalidate(hash);
+        self.cache.credentials.forget(hash);
         self.cache.recent.invalidate(hash);
     }
 
@@ -161,18 +110,12 @@ impl Tokens {
 
     /// Invalidates the tokens of a workspace: it was deleted, or rights have changed.
     pub(crate) fn forget_workspace(&self, workspace: WorkspaceId) {
-        self.cache.revocations.fetch_add(1, Ordering::SeqCst);
-        let of_workspace = move |_: &TokenHash, caller: &Credential| caller.scope().workspace_id() == workspace;
-        // Fails only for a cache that was built without support for it.
-        if self.cache.credentials.invalidate_entries_if(of_workspace).is_err() {
-            self.cache.credentials.invalidate_all();
-        }
+        self.cache.credentials.forget_workspace(workspace);
     }
 
     /// Invalidates all tokens: a revocation hint may have been missed.
     pub(crate) fn forget_all(&self) {
-        self.cache.revocations.fetch_add(1, Ordering::SeqCst);
-        self.cache.credentials.invalidate_all();
+        self.cache.credentials.forget_all();
     }
 
     /// Invalidates a revoked token here and in the other processes.
@@ -215,22 +158,15 @@ impl Tokens {
             count_lookup("repeated");
             return Err(refusal.into_error(kind));
         }
-        let _place = match cache.recent.get(&hash) {
-            Some(()) => None,
-            None => Some(cache.take_stranger_place().await?),
+        let familiarity = match cache.recent.get(&hash) {
+            Some(()) => Familiarity::Known,
+            None => Familiarity::Stranger,
         };
-        let waiting = cache.waiting.try_acquire().map_err(|_| refuse_lookup())?;
-        let mut unavailable_since = cache.lookups[usize::from(hash.as_bytes()[0]) % LOOKUP_GROUPS].lock().await;
-        drop(waiting);
-        if let Some(known) = cache.credentials.get(&hash) {
-            return Ok(known);
-        }
-        if unavailable_since.is_some_and(|at| at.elapsed() < OUTAGE_BACKOFF) {
-            return Err(StoreError::unavailable("looking up a token").into());
-        }
-        let revocations = cache.revocations.load(Ordering::SeqCst);
-        let found = self.core.store.look_up_token(&hash).await;
-        *unavailable_since = found.as_ref().is_err_and(StoreError::is_unavailable).then(Instant::now);
+        let read_at = cache.credentials.begin_read();
+        let found = self.reader.look_up(hash, familiarity).await.map_err(|_| {
+            count_lookup("refused");
+            EngineError::Overloaded
+        })?;
         let credential = match found? {
             TokenLookup::Valid { owner, answerable } => {
                 let known = to_credential(kind, hash, owner).ok_or(TokenRefusal::Unknown);
@@ -246,11 +182,7 @@ impl Tokens {
         })?;
         count_lookup("found");
         cache.recent.insert(hash, ());
-        cache.credentials.insert(hash, credential.clone());
-        if cache.revocations.load(Ordering::SeqCst) != revocations {
-            // A token was revoked during the read: it may have been this one.
-            cache.credentials.invalidate(&hash);
-        }
+        cache.credentials.insert(hash, credential.clone(), read_at);
         Ok(credential)
     }
 }
