@@ -5,6 +5,7 @@
 
 mod body;
 mod file_limit;
+mod hyper_timer;
 mod phase;
 mod read_gate;
 mod stream;
@@ -15,7 +16,8 @@ use axum::{body::Body, extract::Request, http::StatusCode, response::Response};
 pub use body::GuardedBody;
 pub use file_limit::raise_file_limit;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_timer::NeverEndingTimer;
+use hyper_util::rt::TokioIo;
 use phase::Phase;
 pub use read_gate::ReadGate;
 use stream::GuardedStream;
@@ -130,9 +132,7 @@ async fn serve_connection<H, G, F, E>(
         }
     });
     let connection = http1::Builder::new()
-        // `GuardedStream` is stricter, and distinguishes heads from pauses. But hyper reads an idle connection at once,
-        // which starts the stream's timer, only if it has a timeout itself.
-        .timer(TokioTimer::new())
+        .timer(NeverEndingTimer)
         .header_read_timeout(timeouts.head + timeouts.idle)
         .max_buf_size(MAX_BUFFER_BYTES)
         .serve_connection(TokioIo::new(stream), service)
