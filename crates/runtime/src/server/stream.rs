@@ -32,7 +32,7 @@ pub(super) struct GuardedStream<T, G> {
     io: T,
     timeouts: Timeouts,
     phase: Arc<Phase>,
-    /// Runs while a read is pending in a phase that has an end.
+    /// Started by the first read that is pending in a phase that has an end. Ends no later than that phase.
     reading: Option<Pin<Box<Sleep>>>,
     /// Runs while a write is pending.
     writing: Option<Pin<Box<Sleep>>>,
@@ -49,13 +49,15 @@ impl<T, G> GuardedStream<T, G> {
 
     /// Fails a pending read at the end of the phase.
     fn apply_read_timeout(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Some((at, timeout)) = self.phase.deadline(&self.timeouts) else {
-            self.reading = None;
-            return Poll::Pending;
-        };
-        let timer = self.reading.get_or_insert_with(|| Box::pin(sleep_until(at)));
-        if timer.deadline() != at {
-            timer.as_mut().reset(at);
+        let Some((end, timeout)) = self.phase.deadline(&self.timeouts) else { return Poll::Pending };
+        let timer = self.reading.get_or_insert_with(|| Box::pin(sleep_until(end)));
+        if timer.deadline() > end {
+            timer.as_mut().reset(end);
+        }
+        // A timer of an earlier phase is set again when it ends: once in a while instead of for each request.
+        while timer.deadline() < end {
+            ready!(timer.as_mut().poll(context));
+            timer.as_mut().reset(end);
         }
         ready!(timer.as_mut().poll(context));
         metrics::counter!(name::CONNECTIONS_TIMED_OUT, "reason" => timeout.as_str()).increment(1);
@@ -195,6 +197,17 @@ mod tests {
         sleep(TIMEOUTS.head * 2).await;
         far.write_all(b"G").await.unwrap();
         assert_eq!(time_until_failure(&mut stream).await, TIMEOUTS.head, "from the first byte of a head");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_an_earlier_phase_does_not_end_a_later_one() {
+        let (mut stream, _far, phase) = guarded();
+        for _ in 0..30 {
+            let pause = tokio::time::timeout(Duration::from_secs(1), stream.read_u8()).await;
+            assert!(pause.is_err(), "still reading");
+            drop(phase.start_request());
+        }
+        assert_eq!(time_until_failure(&mut stream).await, TIMEOUTS.idle, "since the last request");
     }
 
     #[tokio::test(start_paused = true)]
