@@ -1,9 +1,10 @@
-//! Housekeeping: partitions, redundant settlements, old rows.
+//! Housekeeping: partitions, redundant settlements, old rows, statistics of tables that have grown.
 
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use relay_domain::workspaces::rate_limit::WINDOW_SECONDS;
+pub use relay_store::maintenance::grown_tables::AnalyzedTables;
 use relay_store::maintenance::partitions::DailyTable;
 
 use crate::{Engine, EngineResult, access::reencryption, tick::TickOutcome};
@@ -102,6 +103,12 @@ pub async fn maintain_partitions(engine: &Engine, retention: Retention) -> Engin
         tracing::info!(made_count = made, dropped_count = dropped, "partitions changed");
     }
     Ok(TickOutcome { worked: u64::from(made.unsigned_abs()) + u64::from(dropped), more: false, lag: None })
+}
+
+/// Analyzes the tables that have grown to a multiple of their size at the last statistics.
+pub async fn analyze_grown_tables(engine: &Engine, analyzed: &mut AnalyzedTables) -> EngineResult<TickOutcome> {
+    let worked = engine.store().analyze_grown_tables(analyzed).await?;
+    Ok(TickOutcome { worked, ..TickOutcome::default() })
 }
 
 /// Runs one step over the settlements.

@@ -12,7 +12,7 @@ use relay_dispatch::{QueueError, destinations::Destinations, subscriptions::Subs
 use relay_engine::{
     Engine, EngineError, actions, agents,
     mailboxes::{self, expiry::expire_due_deliveries},
-    maintenance::{self, Retention},
+    maintenance::{self, AnalyzedTables, Retention},
     messages::{outbox_relay::relay_unpublished_batches, read_models},
     nodes::silence,
     push::sweep::sweep_mailboxes,
@@ -69,10 +69,12 @@ pub(crate) enum Loop {
     Usage,
     /// Removes every row of workspaces that were deleted or expired 30 days ago.
     Erasing,
+    /// Analyzes tables that have grown.
+    Statistics,
 }
 
 impl Loop {
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::OutboxRelay,
         Self::Expiry,
         Self::Liveness,
@@ -93,6 +95,7 @@ impl Loop {
         Self::Sessions,
         Self::Usage,
         Self::Erasing,
+        Self::Statistics,
     ];
 
     /// Name in logs and metrics.
@@ -119,6 +122,7 @@ impl Loop {
             Self::Sessions => "sessions",
             Self::Usage => "usage",
             Self::Erasing => "erasing",
+            Self::Statistics => "statistics",
         }
     }
 
@@ -133,7 +137,8 @@ impl Loop {
             Self::Presence => Duration::from_secs(15),
             Self::Pruning | Self::ReadReceipts => Duration::from_secs(60),
             Self::SearchIndex | Self::Subscriptions | Self::Redrives | Self::Triggers => Duration::from_millis(250),
-            Self::ReadPointers => Duration::from_secs(2),
+            // A new table has thousands of rows a few seconds after its first one, and reading the sizes takes 0.6 ms.
+            Self::ReadPointers | Self::Statistics => Duration::from_secs(2),
             Self::Partitions => Duration::from_secs(3600),
         }
     }
@@ -160,6 +165,7 @@ pub(crate) struct Loops {
     engine: Engine,
     retention: Retention,
     uptime: Mutex<Uptime>,
+    analyzed: tokio::sync::Mutex<AnalyzedTables>,
     subscriptions: SubscriptionDispatcher<EngineSubscriptionQueue>,
 }
 
@@ -172,7 +178,8 @@ impl Loops {
         let uptime = Mutex::new(Uptime::default());
         let queue = Arc::new(EngineSubscriptionQueue(engine.clone()));
         let subscriptions = SubscriptionDispatcher::new(queue, destinations);
-        Self { engine, retention: Retention { delivery_days, message_days, ..retention }, uptime, subscriptions }
+        let retention = Retention { delivery_days, message_days, ..retention };
+        Self { engine, retention, uptime, analyzed: tokio::sync::Mutex::default(), subscriptions }
     }
 
     /// Ends the tasks that ticks have started. Call once, after the last tick.
@@ -214,6 +221,9 @@ impl Loops {
                 Loop::Sessions => agents::ended_sessions::settle_ended_sessions(&self.engine).await,
                 Loop::Usage => workspaces::usage_rollup::roll_up_usage(&self.engine).await,
                 Loop::Erasing => workspaces::erasure::erase_due_workspaces(&self.engine).await,
+                Loop::Statistics => {
+                    maintenance::analyze_grown_tables(&self.engine, &mut *self.analyzed.lock().await).await
+                }
             };
             Ok(done?)
         };

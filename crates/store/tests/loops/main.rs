@@ -11,6 +11,7 @@ mod erasing;
 mod expiry;
 mod files;
 mod fixture;
+mod grown_tables;
 mod invocations;
 mod outbox_relay;
 mod partitions;

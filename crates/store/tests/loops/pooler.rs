@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use futures::future::{join, join_all};
-use relay_store::{DatabaseAddress, Pooler, Store, StoreError, recovery::KnownDatabase};
+use relay_store::{
+    DatabaseAddress, Pooler, Store, StoreError, maintenance::grown_tables::AnalyzedTables, recovery::KnownDatabase,
+};
 use relay_testkit::servers::PgBouncer;
 
 use crate::fixture::{Database, WORKSPACE};
@@ -97,6 +99,18 @@ async fn no_statement_meets_a_database_that_its_process_does_not_know() {
     second.for_recovery().begin_recovery().await.unwrap();
     assert!(matches!(first.ping().await, Err(StoreError::OtherEpoch { .. })));
     assert_eq!(first.served_epoch(), None);
+}
+
+#[tokio::test]
+async fn tables_that_have_grown_are_analyzed_through_the_pooler() {
+    let pooled = Pooled::start().await;
+    pooled.open().await;
+    pooled.db.keep_autovacuum_from("nodes").await;
+    pooled.db.nodes(1, 5000).await;
+    let [first, second] = &pooled.stores;
+    assert_eq!(first.analyze_grown_tables(&mut AnalyzedTables::default()).await.unwrap(), 1);
+    assert_eq!(pooled.db.known_rows("nodes").await, 5000);
+    assert_eq!(second.analyze_grown_tables(&mut AnalyzedTables::default()).await.unwrap(), 0);
 }
 
 #[tokio::test]
