@@ -4,6 +4,7 @@ pub mod caller;
 pub mod config;
 pub mod connections;
 mod console;
+mod cross_origin;
 pub mod envelope;
 pub mod error;
 pub mod extract;

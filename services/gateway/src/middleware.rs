@@ -5,7 +5,7 @@ use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
 use axum::{
     extract::{MatchedPath, Request, State},
-    http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header, uri::PathAndQuery},
+    http::{HeaderName, HeaderValue, Method, StatusCode, Uri, uri::PathAndQuery},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -17,12 +17,11 @@ use relay_runtime::{
     metrics,
 };
 use tokio::time::Instant;
-use tower_http::cors::{AllowHeaders, Any as AnyOrigin, CorsLayer};
 use tracing::Instrument as _;
 
 use crate::{
     connections::admit_request,
-    envelope::IDEMPOTENCY_REPLAYED,
+    cross_origin,
     error::ApiError,
     rate_limits::add_headers,
     routes::{files::TRANSFER_PATH, mailboxes::deliveries::CLAIM_PATH},
@@ -45,14 +44,19 @@ const CORRELATION_ID: HeaderName = HeaderName::from_static("x-correlation-id");
 /// Middleware of all routes, outermost first. It is one layer: axum clones and boxes the layers below each layer for
 /// every request.
 pub async fn serve_request(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    if request.method() == Method::OPTIONS {
+        return cross_origin::answer_preflight(&request);
+    }
     let state = &state;
-    wrap_request(request, |request| {
+    let mut response = wrap_request(request, |request| {
         admit_request(state, request, |request| {
             let answer = require_recovered(state, request, |request| add_headers(request, |request| next.run(request)));
             catch_panics(answer)
         })
     })
-    .await
+    .await;
+    cross_origin::expose_answer(response.headers_mut());
+    response
 }
 
 /// Sets the request id, the span and the timeout, and records log and metrics.
@@ -171,24 +175,6 @@ fn panic_response(panic: Box<dyn Any + Send + 'static>) -> Response {
     relay_tasks::count_panic("request");
     tracing::error!(panic = text.unwrap_or("unknown"), "handler panicked");
     ApiError::internal().into_response()
-}
-
-/// Allows every origin: authorization depends on tokens, not on origins.
-pub fn cors() -> CorsLayer {
-    CorsLayer::new()
-        .allow_origin(AnyOrigin)
-        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::HEAD])
-        .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([
-            REQUEST_ID,
-            CORRELATION_ID,
-            header::RETRY_AFTER,
-            IDEMPOTENCY_REPLAYED,
-            HeaderName::from_static("x-ratelimit-limit"),
-            HeaderName::from_static("x-ratelimit-remaining"),
-            HeaderName::from_static("x-ratelimit-reset"),
-        ])
-        .max_age(Duration::from_secs(600))
 }
 
 /// Collapses leading slashes. Some clients join a base that ends in `/` with paths that start with one, and send

@@ -46,7 +46,6 @@ pub fn router(state: AppState) -> Router {
         .fallback(middleware::fallback)
         .method_not_allowed_fallback(middleware::method_fallback)
         .layer(layer::from_fn_with_state(state.clone(), middleware::serve_request))
-        .layer(middleware::cors())
         .with_state(state)
 }
 
