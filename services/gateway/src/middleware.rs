@@ -158,11 +158,13 @@ fn request_id(request: &Request) -> HeaderValue {
     let fits = |value: &&HeaderValue| {
         (1..=MAX_REQUEST_ID_LENGTH).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
     };
-    match given.filter(fits) {
-        Some(value) => value.clone(),
-        None => HeaderValue::from_str(&uuid::Uuid::new_v4().simple().to_string())
-            .unwrap_or(HeaderValue::from_static("unknown")),
-    }
+    given.filter(fits).cloned().unwrap_or_else(new_request_id)
+}
+
+/// Ids of requests are no secrets, so they need no random bytes of the kernel.
+fn new_request_id() -> HeaderValue {
+    let id = uuid::Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();
+    HeaderValue::try_from(id.simple().to_string()).unwrap_or(HeaderValue::from_static("unknown"))
 }
 
 /// Converts a panic in a handler to a 500 of that request.
