@@ -14,8 +14,12 @@ pub type Seq = i64;
 pub const EARLY_LIMIT: usize = 128;
 
 /// Age of a gap at which the store is read, in milliseconds. Gateways that commit for the same agent publish
-/// independently, so live frames overtake each other by a few milliseconds.
-pub const REORDER_WAIT_MS: u64 = 20;
+/// independently, so live frames overtake each other: by a few milliseconds, and by several ten where each publishes a
+/// thousand frames at a time. Reading those costs more than their commit, and their late copies are dropped.
+pub const REORDER_WAIT_MS: u64 = 100;
+
+/// The same for a frame of which no copy may come, because it was not kept, or existed when the stream opened.
+pub const UNKEPT_WAIT_MS: u64 = 20;
 
 /// Permission of the agent's frames to leave on this connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +61,9 @@ pub struct MailboxStream<F> {
     head: Seq,
     /// Highest seq known to exist when the stream opened.
     replay_end: Seq,
+    /// Highest seq without a copy to come: it existed when the stream opened, or is known by its head only, or its frame was
+    /// dropped.
+    unkept: Seq,
     /// Highest seq ever written for this agent, on this or an earlier connection.
     sent: Seq,
     acked: Seq,
@@ -83,6 +90,7 @@ impl<F> MailboxStream<F> {
             next: 1,
             head: 0,
             replay_end: 0,
+            unkept: 0,
             sent: 0,
             acked: 0,
             early: BTreeMap::new(),
@@ -102,6 +110,7 @@ impl<F> MailboxStream<F> {
         }
         self.phase = Phase::Flowing;
         self.replay_end = self.head;
+        self.unkept = self.head;
         self.next = start.max(1);
         self.sent = sent;
         self.acked = acked;
@@ -121,9 +130,13 @@ impl<F> MailboxStream<F> {
         if self.early.len() >= EARLY_LIMIT {
             match self.early.last_key_value() {
                 Some((farthest, _)) if *farthest > seq => {
+                    self.unkept = self.unkept.max(*farthest);
                     self.early.pop_last();
                 }
-                _ => return Arrival::Deferred,
+                _ => {
+                    self.unkept = self.unkept.max(seq);
+                    return Arrival::Deferred;
+                }
             }
         }
         self.early.insert(seq, frame);
@@ -133,6 +146,7 @@ impl<F> MailboxStream<F> {
     /// Handles a head reported by a hint or by the silence check.
     pub fn on_head(&mut self, head: Seq) {
         self.head = self.head.max(head);
+        self.unkept = self.unkept.max(head);
     }
 
     /// Handles the rows of a repair, in ascending order from the requested seq.
@@ -148,11 +162,20 @@ impl<F> MailboxStream<F> {
         while self.early.len() > EARLY_LIMIT {
             self.early.pop_last();
         }
+        // Where one copy was missing, those of later pages are likely to be.
+        self.unkept = self.unkept.max(self.head);
     }
 
     /// Drops buffered frames to free their memory. They are read from the store again.
     pub fn drop_frames(&mut self, is_dropped: impl Fn(&F) -> bool) {
-        self.early.retain(|_, frame| !is_dropped(frame));
+        let unkept = &mut self.unkept;
+        self.early.retain(|seq, frame| {
+            let is_kept = !is_dropped(frame);
+            if !is_kept {
+                *unkept = (*unkept).max(*seq);
+            }
+            is_kept
+        });
     }
 
     /// Handles a failed repair. It will be requested again.
@@ -180,7 +203,7 @@ impl<F> MailboxStream<F> {
     }
 
     /// Returns the seq from which to read the store if a repair is due: the next frame exists, is not buffered, and has
-    /// been missing for [`REORDER_WAIT_MS`]. Marks the repair as in progress.
+    /// been missing for [`REORDER_WAIT_MS`] or [`UNKEPT_WAIT_MS`]. Marks the repair as in progress.
     pub fn request_repair(&mut self, now_ms: u64) -> Option<Seq> {
         let missing = self.phase == Phase::Flowing
             && !self.repairing
@@ -192,7 +215,8 @@ impl<F> MailboxStream<F> {
         // Later frames suggest a reordering that resolves itself; without any, the frame is lost.
         if !self.early.is_empty() {
             let since = *self.gap_since.get_or_insert(now_ms);
-            if now_ms.saturating_sub(since) < REORDER_WAIT_MS {
+            let wait = if self.next <= self.unkept { UNKEPT_WAIT_MS } else { REORDER_WAIT_MS };
+            if now_ms.saturating_sub(since) < wait {
                 return None;
             }
         }
@@ -290,8 +314,39 @@ mod tests {
         stream.open(1, 0, 0, 0);
         stream.on_live(2, 2);
         assert_eq!(stream.request_repair(100), None);
+        assert_eq!(stream.request_repair(100 + REORDER_WAIT_MS - 1), None);
         assert_eq!(stream.request_repair(100 + REORDER_WAIT_MS), Some(1));
         assert_eq!(stream.request_repair(1000), None, "one repair at a time");
+    }
+
+    #[test]
+    fn a_frame_without_a_copy_to_come_waits_shorter() {
+        let gap = |prepare: fn(&mut MailboxStream<Seq>)| {
+            let mut stream = MailboxStream::gated();
+            stream.open(1, 0, 0, 0);
+            prepare(&mut stream);
+            stream.on_live(200, 200);
+            assert_eq!(stream.request_repair(100), None);
+            stream.request_repair(100 + UNKEPT_WAIT_MS)
+        };
+        assert_eq!(gap(|_| {}), None, "its copy may come");
+        assert_eq!(gap(|stream| stream.on_head(1)), Some(1), "known by its head");
+        let dropped = |stream: &mut MailboxStream<Seq>| {
+            stream.on_live(1, 1);
+            stream.drop_frames(|_| true);
+        };
+        assert_eq!(gap(dropped), Some(1), "dropped");
+        let deferred = |stream: &mut MailboxStream<Seq>| {
+            (2..).take(EARLY_LIMIT).for_each(|seq| assert_eq!(stream.on_live(seq, seq), Arrival::Kept));
+            assert_eq!(stream.on_live(199, 199), Arrival::Deferred);
+        };
+        assert_eq!(gap(deferred), Some(1), "the buffer was full");
+
+        let mut stream = MailboxStream::gated();
+        stream.open(1, 1, 0, 0);
+        stream.on_live(2, 2);
+        assert_eq!(stream.request_repair(100), None);
+        assert_eq!(stream.request_repair(100 + UNKEPT_WAIT_MS), Some(1), "it was there before");
     }
 
     #[test]
