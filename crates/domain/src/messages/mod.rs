@@ -81,6 +81,10 @@ pub fn keep_hidden_metadata(new: Option<&JsonText>, old: &JsonText) -> JsonText 
 /// names may not belong to any agent.
 #[must_use]
 pub fn extract_mentions(text: &str) -> Vec<String> {
+    // Searching for one byte is many times faster than the loop.
+    if !text.contains('@') {
+        return Vec::new();
+    }
     let mut found: Vec<String> = Vec::new();
     let mut after_space = true;
     for (at, c) in text.char_indices() {
