@@ -11,8 +11,9 @@ use tokio::sync::oneshot;
 
 use super::queue::{HeldPage, PushQueue};
 
-/// Requests that wait for their page; every task has one at most.
-const REQUESTS: QueueConfig<PageRequest> = QueueConfig::new("push_pages", 8192, 32);
+/// Requests that wait for their page; every task has one at most. 24 pages of 50 messages of half a kilobyte take a
+/// megabyte, which is the bound of one family's contents in one read. Rows beyond it are read for nothing, and again.
+const REQUESTS: QueueConfig<PageRequest> = QueueConfig::new("push_pages", 8192, 24);
 
 type PageRequest = Request<(LeasedMailbox, Seq), Option<HeldPage>>;
 
