@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use futures::StreamExt as _;
 use relay_acceptance::push_scene::Scene;
 use relay_testkit::{
     binaries,
@@ -53,6 +54,28 @@ async fn deliveries_accepted_before_a_worker_started_arrive_and_a_killed_worker_
     assert!(took < Duration::from_secs(45), "the lease lasts for 15 s: {took:?}");
     scene.wait_for_deliveries("both to be acked", "?status=acked", |rows| rows.len() == 2).await?;
     assert_eq!(scene.receiver.seqs("/hook"), [1, 2, 2]);
+    Ok(())
+}
+
+/// They would find the mailbox at their next poll.
+#[tokio::test]
+async fn workers_get_a_hint_of_an_agent_that_is_bound_to_an_endpoint() -> Result<()> {
+    let stack = Stack::builder().gateways(1).worker(false).start().await?;
+    let nats = async_nats::connect(stack.nats_url()).await?;
+    let mut hints = nats.subscribe("relay.hints").await?;
+    nats.flush().await?;
+    let scene = Scene::on_gateway(stack.gateway(0).url(), "push-bound", json!({ "ack_mode": "on_2xx" })).await?;
+    let due = async {
+        loop {
+            let hint: Value = serde_json::from_slice(&hints.next().await.context("nats closed")?.payload)?;
+            if hint["hint"] == "deliveries_due" {
+                return anyhow::Ok(hint);
+            }
+        }
+    };
+    let due = tokio::time::timeout(EVENTUALLY, due).await.context("no hint was published")??;
+    let mailbox = [scene.workspace_id().await?.to_string(), scene.bob.id];
+    assert_eq!(due["agents"], json!([mailbox]), "{due}");
     Ok(())
 }
 

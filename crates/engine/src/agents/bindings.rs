@@ -6,7 +6,7 @@ use relay_domain::{
     NodeId, WorkspaceScope,
     agents::binding::Binding,
     names::{MAX_NOTE_BYTES, check_length},
-    nodes::{MAX_LISTED_BINDINGS, Node},
+    nodes::{MAX_LISTED_BINDINGS, Node, NodeKind},
 };
 use relay_store::{BindOutcome, NewBinding, UnboundAgent};
 use relay_tasks::spawn_isolated;
@@ -70,6 +70,10 @@ impl Agents {
             }
             BindOutcome::Bound { agent, from, recorded } => {
                 self.core.announce(recorded);
+                if node.kind == NodeKind::HttpPush {
+                    // Workers would find the mailbox at their next poll, an eighth of a second later on average.
+                    self.core.hints.deliveries_due(&[(scope, agent)]);
+                }
                 let mut nodes = vec![from];
                 if !nodes.contains(&node_id) {
                     nodes.push(node_id.clone());
