@@ -193,7 +193,11 @@ fn check_is_object(bytes: &[u8]) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn decode_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+/// Decodes a JSON object whose text was checked.
+///
+/// # Errors
+/// When a field has the wrong type.
+pub(crate) fn decode_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(bytes).map_err(|error| {
         // A wrong type may precede broken syntax; broken syntax is the more fundamental fault and is reported.
         if error.is_data() && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok() {

@@ -21,7 +21,7 @@ use crate::{
     caller::Sender,
     envelope::Reply,
     error::ApiError,
-    extract::{BatchRequest, parse_object},
+    extract::{BatchRequest, decode_object, parse_object},
     rate_limits::PostCharges,
 };
 
@@ -121,7 +121,8 @@ fn read_post(text: &str, only_channels: bool) -> (RouteClass, Result<BatchPost, 
 }
 
 fn to_post(text: &str, target: wire::BatchTarget) -> Result<BatchPost, ApiError> {
-    let mut content = parse_object::<PostBody>(text.as_bytes())?;
+    // Its text was checked when the target was read.
+    let mut content = decode_object::<PostBody>(text.as_bytes())?;
     let wire::BatchTarget { channel, conversation_id, reply_to, to, address, idempotency_key } = target;
     let target = match (channel, conversation_id, reply_to, to, address) {
         (Some(channel), None, None, None, None) => BatchTarget::To(Target::Channel(channel)),
