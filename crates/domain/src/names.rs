@@ -256,8 +256,8 @@ pub fn contains_nul_escape(json: &[u8]) -> bool {
 /// Returns whether a JSON text nests arrays and objects deeper than [`MAX_JSON_DEPTH`].
 #[must_use]
 pub fn exceeds_max_depth(json: &[u8]) -> bool {
-    // Counting is many times faster than the loop, and few texts have so many brackets. The compiler counts 16 at a time,
-    // because the sum of a part fits into a byte.
+    // Counting is many times faster than the loop, and few texts have so many brackets. The sum of a part fits into a
+    // byte, so that the compiler counts 16 at a time.
     let opening = |part: &[u8]| part.iter().map(|byte| u8::from(matches!(byte, b'[' | b'{'))).sum::<u8>();
     if json.chunks(255).map(|part| usize::from(opening(part))).sum::<usize>() <= MAX_JSON_DEPTH {
         return false;
