@@ -71,6 +71,8 @@ pub const COMMIT_BATCH_SIZE: &str = "relay_commit_batch_size";
 pub const COMMITS_IN_STEPS: &str = "relay_commits_in_steps_total";
 /// Hints sent to other processes. Counter; label `to`: `all`, or one `gateway`.
 pub const HINTS_SENT: &str = "relay_hints_sent_total";
+/// Lists of the agents of all connections of this gateway, because it had missed hints. Counter.
+pub const RELISTS: &str = "relay_relists_total";
 /// Duration of one commit, in seconds. Histogram.
 pub const COMMIT_SECONDS: &str = "relay_commit_seconds";
 /// Attempts to deliver to an http_push endpoint. Counter; label `outcome`: delivered, acked, failed, dead, gone.

@@ -8,6 +8,7 @@ mod commits;
 mod connections;
 mod ended_workspaces;
 mod frames;
+mod hints;
 mod invocations;
 mod large_messages;
 mod listings;

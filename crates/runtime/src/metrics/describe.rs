@@ -62,6 +62,7 @@ pub(super) fn describe_all() {
     describe_gauge!(task_name::QUEUE_ITEMS, "Items that wait after the last batch was taken, by queue.");
     describe_counter!(task_name::QUEUE_REFUSED, "Items refused or dropped because their queue was full, by queue.");
     describe_counter!(name::HINTS_SENT, "Hints sent to other processes, by receiver.");
+    describe_counter!(name::RELISTS, "Lists of the agents of all connections, because hints were missed.");
     describe_histogram!(name::COMMIT_SECONDS, Unit::Seconds, "Duration of one commit.");
     describe_counter!(name::PUSH_ATTEMPTS, "Attempts to dispatch a delivery to an http_push endpoint, by outcome.");
     describe_histogram!(name::PUSH_SECONDS, Unit::Seconds, "Duration of one http_push attempt.");

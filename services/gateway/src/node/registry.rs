@@ -348,6 +348,7 @@ impl Registry {
                 biased;
                 () = tokio::time::sleep_until(due_at.unwrap_or_else(Instant::now)), if due_at.is_some() => {
                     relists.complete(Instant::now());
+                    metrics::counter!(relay_domain::metric_names::RELISTS).increment(1);
                     for peer in self.maps().peers.values() {
                         peer.handle.try_send(Event::Relist);
                     }
