@@ -30,12 +30,15 @@ const SOON: Duration = Duration::from_secs(30);
 /// Opens a socket that registers as this provider of a node.
 async fn register(key: &Api, node: &NodeToken, provider: &str, capabilities: &Value) -> Result<NodeSocket> {
     let mut socket = NodeSocket::connect(&key.ws_base(), &node.token).await?;
-    let registration = json!({
-        "v": 1, "type": "node.register", "node_id": node.node_id, "name": node.name, "max_agents": 1, "tags": [],
-        "version": "test", "provider": { "name": provider, "instance_id": provider }, "capabilities": capabilities,
-    });
-    socket.request(registration).await?;
+    socket.request(registration(node, provider, capabilities)).await?;
     Ok(socket)
+}
+
+fn registration(node: &NodeToken, provider: &str, capabilities: &Value) -> Value {
+    json!({
+        "v": 1, "type": "node.register", "node_id": node.node_id, "name": node.name, "max_agents": 1, "tags": [provider],
+        "version": "test", "provider": { "name": provider, "instance_id": provider }, "capabilities": capabilities,
+    })
 }
 
 async fn register_all(key: &Api, node: &NodeToken, providers: usize) -> Result<Vec<NodeSocket>> {
@@ -146,7 +149,8 @@ async fn nodes_with_many_capabilities_take_a_bounded_part_of_a_gateway() -> Resu
     };
     let paths = ["/v1/nodes", "/v1/nodes/attacker"].into_iter().cycle().take(READS);
     let reads = join_all(paths.map(read));
-    // The reply shows the node as well. Clients need not accept more than a megabyte, so that they lose the connection.
+    // The reply is made from all that the node shows. Each takes the provider of the one before, which may lose its
+    // connection before the reply.
     let registrations = join_all((0..READS).map(|_| register(&key, &node, "provider-0", &own)));
     let (read, _) = tokio::join!(reads, registrations);
     let grown = peak(gateway.pid())?.saturating_sub(before);
@@ -155,5 +159,35 @@ async fn nodes_with_many_capabilities_take_a_bounded_part_of_a_gateway() -> Resu
     ensure!(grown < GROWTH, "the gateway grew by {} MiB", grown / MIB);
     let other = Api::create_workspace(gateway.url(), "other").await?;
     try_join_all(["ann", "bob"].map(|name| other.register_agent(name))).await?;
+    Ok(())
+}
+
+/// Clients accept frames of 1 MiB. All providers together advertise more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_of_a_large_node_is_answered_within_the_limit_of_clients() -> Result<()> {
+    const LARGE_PROVIDERS: usize = 18;
+    /// Those whose capabilities are shown together in 900 KiB.
+    const SHOWN_TOGETHER: usize = 14;
+    let key = Api::create_workspace(shared().await.any_gateway(), "large-node").await?;
+    let node = key.create_broker_node("node_large", "large").await?;
+    let metadata = json!({ "text": "x".repeat(60 * 1024) });
+    let names: Vec<String> = (0..LARGE_PROVIDERS).map(|nth| format!("relay:{nth:02}")).collect();
+    let shown_in = |reply: &Value| -> Result<Vec<String>> {
+        let shown = reply["capabilities"].as_array().context("capabilities")?;
+        Ok(shown.iter().filter_map(|capability| capability["name"].as_str()).map(str::to_owned).collect())
+    };
+    let mut sockets = Vec::new();
+    for (nth, name) in names.iter().enumerate() {
+        let mut socket = NodeSocket::connect(&key.ws_base(), &node.token).await?;
+        let capabilities = json!([{ "name": name, "kind": "capacity", "metadata": metadata }]);
+        let reply = socket.request(registration(&node, name, &capabilities)).await?;
+        let shown = if nth < SHOWN_TOGETHER { &names[..=nth] } else { &names[nth..=nth] };
+        ensure!(shown_in(&reply)? == shown, "the reply to {name} shows {:?}", shown_in(&reply)?);
+        ensure!(reply["tags"] == json!(shown), "the reply to {name} has the tags {}", reply["tags"]);
+        ensure!(reply["accepted_capabilities"] == json!([{ "name": name, "kind": "capacity", "accepted": true }]));
+        sockets.push(socket);
+    }
+    let shown = key.get("/v1/nodes/large").await?.success()?;
+    ensure!(shown_in(&shown)? == names && shown["tags"] == json!(names), "the node shows {:?}", shown_in(&shown)?);
     Ok(())
 }

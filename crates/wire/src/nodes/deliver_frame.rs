@@ -14,8 +14,8 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::messages::payload::{Payload, payload};
 
-/// Largest encoded `deliver` frame, in bytes. The smallest client limit on a frame is 1 MiB; the rest is room for the
-/// transport's overhead.
+/// Largest encoded `deliver` frame, in bytes, and largest reply that shows a whole node. The smallest client limit on a
+/// frame is 1 MiB; the rest is room for the transport's overhead.
 pub const FRAME_LIMIT: usize = 900 * 1024;
 
 /// `deliver` frame as it is written.

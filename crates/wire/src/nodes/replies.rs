@@ -77,6 +77,11 @@ impl<'a> NodeRegistered<'a> {
             registration_contract: REGISTRATION_CONTRACT,
         }
     }
+
+    /// Shows capabilities and tags of one provider in place of those of the node.
+    pub fn narrow_to_provider(&mut self, capabilities: Vec<JsonText>, tags: Vec<String>) {
+        (self.capabilities, self.tags) = (capabilities, tags);
+    }
 }
 
 /// `data` of the reply to `inventory.sync`.

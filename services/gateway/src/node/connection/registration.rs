@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use axum::extract::ws::Utf8Bytes;
-use relay_domain::{ProviderName, nodes::tags};
+use relay_domain::{JsonText, ProviderName, nodes::tags};
 use relay_engine::{
     EngineError, EngineResult,
     error::{Denial, InvalidInput},
@@ -18,6 +18,7 @@ use relay_tasks::spawn_isolated;
 use relay_wire::{
     field::ToValue as _,
     nodes::{
+        deliver_frame::FRAME_LIMIT,
         frame::{Provider, Register, encode_reply},
         replies::{AcceptedCapability, NodeRegistered},
     },
@@ -100,7 +101,7 @@ impl ControlContext {
             Provider { name: provider.to_string(), instance_id },
             accepted.collect(),
         );
-        let text = held_bytes(encode_reply(id, &data).into_bytes(), memory);
+        let text = held_bytes(encode_within_limit(id, data, &frame).into_bytes(), memory);
         // Text that was encoded is UTF-8.
         let reply = Utf8Bytes::try_from(text).unwrap_or_default();
         Ok(Outcome { reply: Some(reply), effect: RequestEffect::Registered(binding) })
@@ -185,6 +186,19 @@ impl ControlContext {
         }
         RequestEffect::RegistrationFailed { held, close }
     }
+}
+
+/// Encodes the reply. All providers of a node together can advertise more than published clients accept in a frame. These
+/// read only the identity and the capabilities that they registered, so that a reply that would be too large shows what
+/// this provider declared in place of what the node shows. That fits: it came in a frame, within bounds of its own.
+fn encode_within_limit(id: Option<&str>, mut data: NodeRegistered<'_>, frame: &Register) -> String {
+    let text = encode_reply(id, &data);
+    if text.len() <= FRAME_LIMIT {
+        return text;
+    }
+    let own = stored_capabilities(&frame.capabilities).iter().map(JsonText::encode).collect();
+    data.narrow_to_provider(own, declared_tags(frame));
+    encode_reply(id, &data)
 }
 
 /// Returns the tags that a node declares. Repository keys replace its tags that name repositories; tags about its cloud
