@@ -23,6 +23,9 @@ use super::registry::{AgentRoute, Event, FULL_CHECK_PAUSE, Handle, Maps, Registr
 /// Interval at which the change feed is read; shorter while NATS is unavailable.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 const SILENCE_CHECK_INTERVAL_WITHOUT_NATS: Duration = Duration::from_millis(500);
+/// Time that the live copies of what the feed names have to arrive, before a mailbox counts as behind. Those of a large
+/// fan-out are under way for longer than those of a direct message, and to read them would double its cost.
+const COPIES_WITHIN: Duration = Duration::from_millis(500);
 /// Interval at which every mailbox and node is compared, whatever the change feed says.
 const FULL_COMPARISON_INTERVAL: Duration = Duration::from_secs(180);
 /// Silence checks per comparison of the connections with their providers.
@@ -63,7 +66,7 @@ impl Registry {
         loop {
             let up = link.borrow_and_update().is_up;
             let checked_at = Instant::now();
-            self.check_changes(engine, &mut feed).await;
+            self.check_changes(engine, &mut feed, if up { COPIES_WITHIN } else { Duration::ZERO }).await;
             if round.is_multiple_of(TAKEOVER_ROUNDS) {
                 let asked = Instant::now();
                 // Finds take-overs whose hint was lost.
@@ -88,7 +91,7 @@ impl Registry {
         }
     }
 
-    async fn check_changes(&self, engine: &Engine, feed: &mut FeedReader) {
+    async fn check_changes(&self, engine: &Engine, feed: &mut FeedReader, copies_within: Duration) {
         let now = Instant::now();
         let read = match feed.position.as_ref().filter(|_| feed.is_current(now)) {
             Some(position) => engine.mailboxes().changes_since(position).await,
@@ -97,6 +100,9 @@ impl Registry {
         match read {
             Ok(FeedRead::Changes { changes, position }) => {
                 (feed.position, feed.read_at) = (Some(position), Some(now));
+                if !changes.is_empty() {
+                    tokio::time::sleep(copies_within).await;
+                }
                 self.apply_changes(&changes);
                 self.compare_unchecked(engine).await;
             }
