@@ -36,6 +36,9 @@ const COPIES_BYTES: usize = 16 * 1024 * 1024;
 /// A slower publish must not stall delivery: gateways get a hint to read Postgres. A cluster that elects a leader
 /// pauses for seconds.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(250);
+/// The same for one frame of a large batch. A busy JetStream stores some thousand frames a second, and to read a thousand
+/// mailboxes that are not behind would make it slower.
+const STALL_TIMEOUT_PER_FRAME: Duration = Duration::from_millis(1);
 /// Published batches that wait to be marked, all by one update: marking each alone would cost a commit per batch. One
 /// that finds no room is published again.
 const MARKS: QueueConfig<BatchId> =
@@ -293,7 +296,7 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
 async fn wait_until_stored(engine: &Engine, stored: PendingStore, committed: &Committed, frames: usize) -> bool {
     let wait = stored.wait();
     tokio::pin!(wait);
-    let outcome = match tokio::time::timeout(STALL_TIMEOUT, &mut wait).await {
+    let outcome = match tokio::time::timeout(stall_timeout(frames), &mut wait).await {
         Ok(outcome) => outcome,
         Err(_) => {
             metrics::counter!(metric_names::PUBLISH_STALLED).increment(1);
@@ -315,6 +318,11 @@ async fn wait_until_stored(engine: &Engine, stored: PendingStore, committed: &Co
             false
         }
     }
+}
+
+/// Returns the time within which JetStream should store a batch of this many frames.
+fn stall_timeout(frames: usize) -> Duration {
+    STALL_TIMEOUT.max(STALL_TIMEOUT_PER_FRAME.saturating_mul(u32::try_from(frames).unwrap_or(u32::MAX)))
 }
 
 /// Marks published batches together. An unmarked batch is published again, which is harmless.
@@ -436,6 +444,11 @@ mod tests {
         assert!(bodies[0].contains(r#""agent":"bob""#) && bodies[1].contains(r#""agent":"joe""#), "{bodies:?}");
         assert_eq!(committed.mailboxes(), [(scope(), AgentId::new(2)), (scope(), AgentId::new(4))]);
         assert_eq!(committed.locations().count(), 2);
+    }
+
+    #[test]
+    fn a_large_batch_has_longer_until_it_counts_as_stalled() {
+        assert_eq!([1, 250, 1000].map(|frames| stall_timeout(frames).as_millis()), [250, 250, 1000]);
     }
 
     #[test]
