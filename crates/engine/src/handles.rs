@@ -15,6 +15,7 @@ use crate::{
     access::{
         authentication::Access,
         limits::{Limits, QuotaCache, RateLimits},
+        lookups::{TokenLookups, TokenReader},
         secrets::Secrets,
         tokens::Tokens,
     },
@@ -81,6 +82,7 @@ pub(crate) struct Senders {
     calls: CallQueues,
     dispatch_notes: DispatchRecorder,
     online: BatchSender<OnlineRequest, WorkspaceId>,
+    tokens: TokenReader,
 }
 
 /// Receiving ends of the same queues.
@@ -93,6 +95,7 @@ pub(crate) struct Queues {
     pub(crate) outcomes: Batches<QueuedOutcome, FamilyId>,
     pub(crate) dispatch_notes: Batches<DispatchNote>,
     pub(crate) online: Batches<OnlineRequest, WorkspaceId>,
+    pub(crate) token_lookups: TokenLookups,
 }
 
 /// Creates the queues between handles and tasks.
@@ -104,7 +107,8 @@ pub(crate) fn queues() -> (Senders, Queues) {
     let (calls, new_calls, outcomes) = CallQueues::new();
     let (recorder, dispatch_notes) = DispatchRecorder::new();
     let (online, online_requests) = online_queue();
-    let senders = Senders { seen, observers, committer, publisher, calls, dispatch_notes: recorder, online };
+    let (tokens, token_lookups) = TokenReader::new();
+    let senders = Senders { seen, observers, committer, publisher, calls, dispatch_notes: recorder, online, tokens };
     let queues = Queues {
         seen: seen_notes,
         observer_uses,
@@ -114,6 +118,7 @@ pub(crate) fn queues() -> (Senders, Queues) {
         outcomes,
         dispatch_notes,
         online: online_requests,
+        token_lookups,
     };
     (senders, queues)
 }
@@ -127,12 +132,12 @@ impl Inner {
         config: &EngineConfig,
         senders: Senders,
     ) -> Self {
-        let Senders { seen, observers, committer, publisher, calls, dispatch_notes, online } = senders;
+        let Senders { seen, observers, committer, publisher, calls, dispatch_notes, online, tokens } = senders;
         let egress = config.egress.client();
         let (seen, suspensions) = (Arc::new(seen), Arc::<Suspensions>::default());
         let audiences = Arc::new(Audiences::new(core.clone()));
         let node_kinds = NodeKinds::new(core.clone());
-        let tokens = Tokens::new(core.clone());
+        let tokens = Tokens::new(core.clone(), tokens);
         let limits = Arc::new(Limits::new(config.limits));
         let quotas = QuotaCache::new(core.clone(), config.limits.plans);
         let mailboxes = Mailboxes {

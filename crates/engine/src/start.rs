@@ -12,6 +12,7 @@ use crate::{
     Engine, EngineError, EngineResult, IdSource, Inner,
     access::{
         limits::LimitsConfig,
+        lookups,
         secrets::{KeyList, Secrets},
     },
     actions,
@@ -134,7 +135,8 @@ impl Engine {
     /// Spawns the tasks that write what handles have queued.
     fn spawn_writers(&self, tasks: &TaskSet, queues: Queues) {
         let weak = || Arc::downgrade(&self.inner);
-        let Queues { seen, observer_uses, commits, publishes, calls, outcomes, dispatch_notes, online } = queues;
+        let Queues { seen, observer_uses, commits, publishes, calls, outcomes, dispatch_notes, online, token_lookups } =
+            queues;
         tasks.spawn("last-seen", last_seen::write_last_seen(weak(), seen));
         tasks.spawn("observer-uses", observers::write_token_uses(self.store().clone(), observer_uses));
         let [usual, wide] = commits;
@@ -145,6 +147,7 @@ impl Engine {
         tasks.spawn("cursor-writer", cursors::run(weak(), Arc::downgrade(&self.inner.mailboxes.cursors)));
         tasks.spawn("heartbeat-writer", heartbeats::write_heartbeats(weak()));
         tasks.spawn("online-writer", online::write_online_agents(weak(), online));
+        tasks.spawn("token-lookups", lookups::look_up_tokens(weak(), token_lookups));
         tasks.spawn("invocation-writer", actions::run_calls(weak(), calls));
         tasks.spawn("outcome-writer", actions::run_outcomes(weak(), outcomes));
         tasks.spawn("dispatch-writer", actions::write_dispatch_notes(weak(), dispatch_notes));

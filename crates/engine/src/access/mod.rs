@@ -6,6 +6,7 @@ pub(crate) mod credential_cache;
 pub mod idempotency;
 pub(crate) mod jwt;
 pub mod limits;
+pub(crate) mod lookups;
 pub mod operators;
 pub(crate) mod reencryption;
 pub(crate) mod refusals;

@@ -10,15 +10,12 @@ use relay_domain::{
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
     metric_names as name,
 };
-use relay_store::{StoreError, TokenLookup, TokenOwner};
-use tokio::{
-    sync::{Mutex, Semaphore, SemaphorePermit},
-    time::Instant,
-};
+use relay_store::{TokenLookup, TokenOwner};
 
 use super::{
     callers::{AgentCaller, Credential, NodeCaller},
     credential_cache::CredentialCache,
+    lookups::{Familiarity, TokenReader},
 };
 use crate::{
     EngineError, EngineResult,
@@ -27,29 +24,16 @@ use crate::{
     observers::access::ObserverAccess,
 };
 
-/// Longest time for which a revocation stays unnoticed when its hint was lost.
-const CACHED_FOR: Duration = Duration::from_secs(1);
-/// Number of lookup groups. Tokens of one group are looked up one at a time.
-const LOOKUP_GROUPS: usize = 64;
-/// A token that was valid within the last minutes waits for its group only. The others are strangers: few of them are
-/// looked up at a time, so that a flood of invented tokens does not delay known callers, and many may wait, as after a
-/// restart.
-const STRANGERS_AT_A_TIME: usize = 8;
-const MAX_WAITING_STRANGERS: usize = 4096;
-const MAX_WAITING: usize = 8192;
-/// Longest wait of a stranger.
-const STRANGER_TIMEOUT: Duration = Duration::from_secs(3);
+/// With the time of a lookup, a revocation whose hint was lost stays unnoticed for a second at most.
+const CACHED_FOR: Duration = Duration::from_millis(900);
 /// Time for which a token that was valid is no stranger.
 const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 /// Unknown tokens that are kept, so that a client that repeats one costs nothing.
 const CACHED_UNKNOWN: u64 = 10_000;
-/// While this recent, an outage seen by one lookup answers those that waited for it. Long enough for the waiting
-/// requests to take their turns, short enough that no request is refused after Postgres is back.
-const OUTAGE_BACKOFF: Duration = Duration::from_millis(50);
 /// Tokens that are remembered; further ones evict the least used.
 const REMEMBERED_TOKENS: u64 = 100_000;
 
-/// Cached owners of tokens, and the lookups of others.
+/// Cached outcomes of lookups.
 #[derive(Debug)]
 pub(crate) struct TokenCache {
     credentials: CredentialCache,
@@ -57,13 +41,6 @@ pub(crate) struct TokenCache {
     refused: Cache<TokenHash, TokenRefusal>,
     /// Tokens that were valid within the last minutes. They prove nothing.
     recent: Cache<TokenHash, ()>,
-    strangers: Semaphore,
-    waiting_strangers: Semaphore,
-    waiting: Semaphore,
-    /// One lookup at a time per group, so that a busy token that was just invalidated is read once instead of by each
-    /// of its requests. Holds the time when storage was last found unavailable, so that waiting requests need not find
-    /// out one after the other.
-    lookups: Vec<Mutex<Option<Instant>>>,
 }
 
 impl Default for TokenCache {
@@ -72,26 +49,8 @@ impl Default for TokenCache {
             credentials: CredentialCache::new(CACHED_FOR),
             refused: Cache::builder().max_capacity(CACHED_UNKNOWN).time_to_live(CACHED_FOR).build(),
             recent: Cache::builder().max_capacity(REMEMBERED_TOKENS).time_to_idle(REMEMBERED_FOR).build(),
-            strangers: Semaphore::new(STRANGERS_AT_A_TIME),
-            waiting_strangers: Semaphore::new(MAX_WAITING_STRANGERS),
-            waiting: Semaphore::new(MAX_WAITING),
-            lookups: (0..LOOKUP_GROUPS).map(|_| Mutex::new(None)).collect(),
         }
     }
-}
-
-impl TokenCache {
-    /// Waits for a place among the lookups of strangers.
-    async fn take_stranger_place(&self) -> EngineResult<SemaphorePermit<'_>> {
-        let _waiting = self.waiting_strangers.try_acquire().map_err(|_| refuse_lookup())?;
-        let place = tokio::time::timeout(STRANGER_TIMEOUT, self.strangers.acquire()).await;
-        place.ok().and_then(Result::ok).ok_or_else(refuse_lookup)
-    }
-}
-
-fn refuse_lookup() -> EngineError {
-    count_lookup("refused");
-    EngineError::Overloaded
 }
 
 fn count_lookup(outcome: &'static str) {
@@ -125,11 +84,12 @@ pub(crate) struct FreshToken {
 pub(crate) struct Tokens {
     core: Core,
     cache: Arc<TokenCache>,
+    reader: Arc<TokenReader>,
 }
 
 impl Tokens {
-    pub(crate) fn new(core: Core) -> Self {
-        Self { core, cache: Arc::default() }
+    pub(crate) fn new(core: Core, reader: TokenReader) -> Self {
+        Self { core, cache: Arc::default(), reader: Arc::new(reader) }
     }
 
     /// Invalidates a cached token: it is revoked, or its owner has changed.
@@ -198,22 +158,15 @@ impl Tokens {
             count_lookup("repeated");
             return Err(refusal.into_error(kind));
         }
-        let _place = match cache.recent.get(&hash) {
-            Some(()) => None,
-            None => Some(cache.take_stranger_place().await?),
+        let familiarity = match cache.recent.get(&hash) {
+            Some(()) => Familiarity::Known,
+            None => Familiarity::Stranger,
         };
-        let waiting = cache.waiting.try_acquire().map_err(|_| refuse_lookup())?;
-        let mut unavailable_since = cache.lookups[usize::from(hash.as_bytes()[0]) % LOOKUP_GROUPS].lock().await;
-        drop(waiting);
-        if let Some(known) = cache.credentials.get(&hash) {
-            return Ok(known);
-        }
-        if unavailable_since.is_some_and(|at| at.elapsed() < OUTAGE_BACKOFF) {
-            return Err(StoreError::unavailable("looking up a token").into());
-        }
         let read_at = cache.credentials.begin_read();
-        let found = self.core.store.look_up_token(&hash).await;
-        *unavailable_since = found.as_ref().is_err_and(StoreError::is_unavailable).then(Instant::now);
+        let found = self.reader.look_up(hash, familiarity).await.map_err(|_| {
+            count_lookup("refused");
+            EngineError::Overloaded
+        })?;
         let credential = match found? {
             TokenLookup::Valid { owner, answerable } => {
                 let known = to_credential(kind, hash, owner).ok_or(TokenRefusal::Unknown);

@@ -1,5 +1,7 @@
 //! Lookup of bearer tokens by their hash.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, NodeId, ObserverTokenId, WorkspaceId, WorkspaceScope,
@@ -69,44 +71,71 @@ pub enum TokenLookup {
     Unknown,
 }
 
+/// Timeout of a lookup, for which all later ones of the process wait: it reads a few rows by their keys.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
+
 // A former token counts until its own end, or earlier if the workspace has shortened its grace since.
+// One token at a time, so that the tables are read by their keys whatever their size was when the plan was made.
 const LOOK_UP: &str = "
-WITH presented AS (
-    SELECT kind, workspace_id, agent_id, node_id, observer_token_id, false AS is_former
-      FROM tokens WHERE token_hash = $1
-     UNION ALL
-    SELECT 'agent', f.workspace_id, f.agent_id, NULL, NULL, true
-      FROM former_agent_tokens f JOIN workspaces w ON w.workspace_id = f.workspace_id
-     WHERE f.token_hash = $1
-       AND least(f.valid_until, f.replaced_at + make_interval(secs => w.agent_token_grace_seconds)) > relay_now()
-)
-SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, t.is_former, a.name, a.type AS agent_type, a.token_generation,
-       a.rights, w.policy, t.observer_token_id, o.version, o.scopes, o.filters, least(o.expires_at, w.expires_at) AS expires_at,
-       w.created_by, coalesce(w.expires_at <= relay_now(), false) AS workspace_expired
-  FROM presented t
-  JOIN workspaces w ON w.workspace_id = t.workspace_id
-  LEFT JOIN agents a ON a.workspace_id = t.workspace_id AND a.agent_id = t.agent_id
-  LEFT JOIN observer_tokens o
-         ON o.workspace_id = t.workspace_id AND o.token_id = t.observer_token_id AND o.revoked_at IS NULL
- WHERE w.deleted_at IS NULL
-   AND (t.kind <> 'agent' OR (a.agent_id IS NOT NULL AND a.deleted_at IS NULL))
-   AND (t.kind <> 'observer' OR o.token_id IS NOT NULL)";
+SELECT k.place, found.*
+  FROM unnest($1::bytea[]) WITH ORDINALITY AS k (token_hash, place)
+ CROSS JOIN LATERAL (
+    WITH presented AS (
+        SELECT kind, workspace_id, agent_id, node_id, observer_token_id, false AS is_former
+          FROM tokens WHERE token_hash = k.token_hash
+         UNION ALL
+        SELECT 'agent', f.workspace_id, f.agent_id, NULL, NULL, true
+          FROM former_agent_tokens f JOIN workspaces w ON w.workspace_id = f.workspace_id
+         WHERE f.token_hash = k.token_hash
+           AND least(f.valid_until, f.replaced_at + make_interval(secs => w.agent_token_grace_seconds)) > relay_now()
+    )
+    SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, t.is_former, a.name, a.type AS agent_type,
+           a.token_generation, a.rights, w.policy, t.observer_token_id, o.version, o.scopes, o.filters,
+           least(o.expires_at, w.expires_at) AS expires_at, w.created_by,
+           coalesce(w.expires_at <= relay_now(), false) AS workspace_expired
+      FROM presented t
+      JOIN workspaces w ON w.workspace_id = t.workspace_id
+      LEFT JOIN agents a ON a.workspace_id = t.workspace_id AND a.agent_id = t.agent_id
+      LEFT JOIN observer_tokens o
+             ON o.workspace_id = t.workspace_id AND o.token_id = t.observer_token_id AND o.revoked_at IS NULL
+     WHERE w.deleted_at IS NULL
+       AND (t.kind <> 'agent' OR (a.agent_id IS NOT NULL AND a.deleted_at IS NULL))
+       AND (t.kind <> 'observer' OR o.token_id IS NOT NULL)
+     LIMIT 1
+ ) AS found";
+
+fn decode_lookup(row: &PgRow) -> StoreResult<TokenLookup> {
+    let doing = "looking up a token";
+    if row.try_get("workspace_expired").map_err(StoreError::from_sqlx(doing))? {
+        return Ok(TokenLookup::WorkspaceExpired);
+    }
+    let answerable = row.try_get("created_by").map_err(StoreError::from_sqlx(doing))?;
+    Ok(TokenLookup::Valid { owner: decode_row("tokens", row)?, answerable })
+}
 
 impl Store {
-    /// Looks a token up. Takes no scope because scopes are created from its result.
-    pub async fn look_up_token(&self, hash: &TokenHash) -> StoreResult<TokenLookup> {
-        let doing = "looking up a token";
-        let row = sqlx::query(LOOK_UP)
-            .bind(&hash.as_bytes()[..])
-            .fetch_optional(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
-        let Some(row) = row else { return Ok(TokenLookup::Unknown) };
-        if row.try_get("workspace_expired").map_err(StoreError::from_sqlx(doing))? {
-            return Ok(TokenLookup::WorkspaceExpired);
+    /// Looks tokens up, and returns the outcomes in their order. Takes no scope because scopes are created from them.
+    ///
+    /// # Errors
+    /// As a whole when storage is unavailable; of one token when its row does not decode.
+    pub async fn look_up_tokens(&self, hashes: &[TokenHash]) -> StoreResult<Vec<StoreResult<TokenLookup>>> {
+        let doing = "looking up tokens";
+        let bytes: Vec<&[u8]> = hashes.iter().map(|hash| &hash.as_bytes()[..]).collect();
+        let read = tokio::time::timeout(LOOKUP_TIMEOUT, sqlx::query(LOOK_UP).bind(bytes).fetch_all(&self.pool));
+        // The host of the former primary may never answer.
+        let rows = tokio::select! {
+            biased;
+            rows = read => rows.map_err(|_| StoreError::unavailable(doing))?.map_err(StoreError::from_sqlx(doing))?,
+            () = self.fence.next_close() => return Err(StoreError::unavailable(doing)),
+        };
+        let mut found: Vec<_> = hashes.iter().map(|_| Ok(TokenLookup::Unknown)).collect();
+        for row in &rows {
+            let place: i64 = row.try_get("place").map_err(StoreError::from_sqlx(doing))?;
+            if let Some(outcome) = usize::try_from(place - 1).ok().and_then(|place| found.get_mut(place)) {
+                *outcome = decode_lookup(row);
+            }
         }
-        let answerable = row.try_get("created_by").map_err(StoreError::from_sqlx(doing))?;
-        Ok(TokenLookup::Valid { owner: decode_row("tokens", &row)?, answerable })
+        Ok(found)
     }
 
     /// Returns those of these node tokens that are revoked, or whose workspace has ended.

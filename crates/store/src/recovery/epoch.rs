@@ -100,6 +100,11 @@ impl EpochFence {
         }
     }
 
+    /// Returns when another database or epoch is met from now on.
+    pub(crate) async fn next_close(&self) {
+        self.closes.notified().await;
+    }
+
     /// Admits transactions to this database and epoch.
     pub(crate) fn open(&self, database: KnownDatabase) {
         self.known.send_modify(|known| {
