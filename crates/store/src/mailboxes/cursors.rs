@@ -237,13 +237,13 @@ impl Store {
         node: &NodeId,
         provider: &ProviderName,
     ) -> StoreResult<Vec<MailboxPosition>> {
+        // `OFFSET 0` keeps the order of the names, which an index has, out of the choice of the index.
         let query = format!(
             "SELECT {POSITION_COLUMNS}
-               FROM agents a
+               FROM (SELECT * FROM agents WHERE workspace_id = $1 AND node_id = $2 AND deleted_at IS NULL OFFSET 0) a
                JOIN mailbox_heads h USING (workspace_id, agent_id)
                JOIN mailbox_cursors c USING (workspace_id, agent_id)
-              WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.deleted_at IS NULL
-                AND (a.provider = $3 OR a.provider IS NULL AND {})
+              WHERE (a.provider = $3 OR a.provider IS NULL AND {})
               ORDER BY a.name",
             hosts_unassigned!()
         );
