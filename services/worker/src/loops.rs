@@ -131,12 +131,14 @@ impl Loop {
     pub(crate) const fn period(self) -> Duration {
         match self {
             Self::OutboxRelay | Self::Invocations => Duration::from_millis(500),
+            // Searches read messages that are not in the index yet from their table.
+            Self::SearchIndex => Duration::from_secs(1),
             Self::Expiry | Self::ExpiredGateways | Self::PushSweep | Self::Sessions => Duration::from_secs(1),
             Self::Liveness | Self::Usage => Duration::from_secs(5),
             Self::Compaction | Self::Files | Self::Erasing => Duration::from_secs(10),
             Self::Presence => Duration::from_secs(15),
             Self::Pruning | Self::ReadReceipts => Duration::from_secs(60),
-            Self::SearchIndex | Self::Subscriptions | Self::Redrives | Self::Triggers => Duration::from_millis(250),
+            Self::Subscriptions | Self::Redrives | Self::Triggers => Duration::from_millis(250),
             // A new table has thousands of rows a few seconds after its first one, and reading the sizes takes 0.6 ms.
             Self::ReadPointers | Self::Statistics => Duration::from_secs(2),
             Self::Partitions => Duration::from_secs(3600),

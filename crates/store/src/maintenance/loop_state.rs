@@ -36,12 +36,16 @@ struct StateRow<T: DeserializeOwned + 'static> {
     value: Json<Option<T>>,
 }
 
+const LOCKING: &str = "locking the state of a loop";
+
 /// Locks the state of `name` for the rest of the transaction.
 pub(crate) async fn lock_state<T: DeserializeOwned + 'static>(
     tx: &mut Session,
     name: &str,
 ) -> StoreResult<LoopState<T>> {
-    let doing = "locking the state of a loop";
+    if let Some(state) = lock_row(tx, name).await? {
+        return Ok(state);
+    }
     // Inserted on the first run, because only an existing row can be locked.
     sqlx::query(
         "INSERT INTO loop_state (loop, value, updated_at) VALUES ($1, 'null', relay_now()) ON CONFLICT DO NOTHING",
@@ -49,15 +53,20 @@ pub(crate) async fn lock_state<T: DeserializeOwned + 'static>(
     .bind(name)
     .execute(&mut *tx)
     .await
-    .map_err(StoreError::from_sqlx(doing))?;
+    .map_err(StoreError::from_sqlx(LOCKING))?;
+    Ok(lock_row(tx, name).await?.unwrap_or(LoopState::Busy))
+}
+
+/// Locks the state; `None` if there is no row, or another worker holds the lock.
+async fn lock_row<T: DeserializeOwned + 'static>(tx: &mut Session, name: &str) -> StoreResult<Option<LoopState<T>>> {
     let row = sqlx::query("SELECT loop AS name, value FROM loop_state WHERE loop = $1 FOR UPDATE SKIP LOCKED")
         .bind(name)
         .fetch_optional(tx)
         .await
-        .map_err(StoreError::from_sqlx(doing))?;
-    let Some(row) = row else { return Ok(LoopState::Busy) };
+        .map_err(StoreError::from_sqlx(LOCKING))?;
+    let Some(row) = row else { return Ok(None) };
     let StateRow { value } = decode_row("loop_state", &row)?;
-    Ok(LoopState::Locked(value.0))
+    Ok(Some(LoopState::Locked(value.0)))
 }
 
 /// Reads the state of `name` without locking it; `None` before the first run.
@@ -75,13 +84,16 @@ pub(crate) async fn read_state<T: DeserializeOwned + 'static>(
     Ok(value.0)
 }
 
-/// Stores the state of `name`, which the caller has locked in the same transaction.
+/// Stores the state of `name`, which the caller has locked in the same transaction. Nothing is written if it is stored
+/// already, as in the rounds of an idle installation.
 pub(crate) async fn save_state<T: Serialize + Sync>(tx: &mut Session, name: &str, value: &T) -> StoreResult<()> {
-    sqlx::query("UPDATE loop_state SET value = $2, updated_at = relay_now() WHERE loop = $1")
-        .bind(name)
-        .bind(Json(value))
-        .execute(tx)
-        .await
-        .map_err(StoreError::from_sqlx("storing the state of a loop"))?;
+    sqlx::query(
+        "UPDATE loop_state SET value = $2, updated_at = relay_now() WHERE loop = $1 AND value IS DISTINCT FROM $2",
+    )
+    .bind(name)
+    .bind(Json(value))
+    .execute(tx)
+    .await
+    .map_err(StoreError::from_sqlx("storing the state of a loop"))?;
     Ok(())
 }
