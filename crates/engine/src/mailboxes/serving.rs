@@ -7,6 +7,7 @@ use relay_domain::{
     AgentId, DeliveryId, NodeId, ProviderName, WorkspaceScope,
     mailboxes::{ContentBudget, StoredDelivery, delivery::Settlement, stream::Seq},
 };
+use relay_store::mailboxes::replay::MailboxPage;
 pub use relay_store::{
     mailboxes::changes::{FeedPosition, FeedRead, MailboxChange},
     mailboxes::cursors::{CursorMove, LocatedAgent, MailboxPosition},
@@ -31,6 +32,8 @@ pub use crate::maintenance::CHANGES_KEPT;
 /// partitions.
 const OLDEST_LIVE_ROW: Duration = Duration::days(7);
 
+/// Rows of each mailbox that one repair reads.
+const PAGE: Seq = 50;
 /// Bound of the contents that one repair reads.
 const REPAIR_BYTES: usize = 4 * 1024 * 1024;
 
@@ -104,8 +107,8 @@ impl Mailboxes {
         Ok(self.core.store.mailbox_changes_since(position).await?)
     }
 
-    /// Reads missing rows for many mailboxes of one workspace, at most [`relay_store::mailboxes::replay::PAGE`] rows
-    /// each, as many as fit into [`REPAIR_BYTES`]. Waits for the memory; the frames hold it until they are dropped.
+    /// Reads missing rows for many mailboxes of one workspace, at most [`PAGE`] rows each, as many as fit into
+    /// [`REPAIR_BYTES`]. Waits for the memory; the frames hold it until they are dropped.
     ///
     /// Expired rows are dead-lettered first, with the statement of the expiry loop. A row that will never be delivered
     /// becomes a tombstone, but only after its terminal state is committed.
@@ -114,32 +117,29 @@ impl Mailboxes {
         scope: WorkspaceScope,
         wants: &[RepairRequest],
     ) -> EngineResult<Vec<RepairedMailbox>> {
-        let page = relay_store::mailboxes::replay::PAGE;
         let live: Vec<(WorkspaceScope, AgentId, Seq)> = wants
             .iter()
-            .filter(|want| want.from + page > want.settled_below + 1)
+            .filter(|want| want.from + PAGE > want.settled_below + 1)
             .map(|want| (scope, want.agent_id, want.from.max(want.settled_below + 1)))
             .collect();
-        let mailboxes: Vec<_> = live.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
-        let heads = self.core.store.positions(&mailboxes).await?;
         let since = self.core.now() - OLDEST_LIVE_ROW;
-        let mut rows = self.core.store.deliveries_from(&live, since).await?;
-        if rows.iter().any(|row| is_overdue(row, self.core.now())) {
+        let mut pages = self.core.store.mailbox_pages(&live, PAGE, since).await?;
+        if pages.iter().flat_map(|page| &page.rows).any(|row| is_overdue(row, self.core.now())) {
+            let mailboxes: Vec<_> = live.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
             self.dead_letter_expired(&mailboxes).await?;
-            rows = self.core.store.deliveries_from(&live, since).await?;
+            pages = self.core.store.mailbox_pages(&live, PAGE, since).await?;
         }
-        let read = self.read_fitting(scope, wants, rows).await?;
+        let read = self.read_fitting(scope, wants, pages).await?;
         let mut frames =
             FrameBuilder { payloads: SharedPayloads::default(), memory: read.memory, now: self.core.now() };
-        let mut repaired = Vec::with_capacity(wants.len());
-        for (want, mailbox) in wants.iter().zip(read.mailboxes) {
-            let head =
-                heads.iter().find(|p| p.agent_id == want.agent_id).map_or(want.settled_below, |p| p.next_seq - 1);
-            repaired.push(RepairedMailbox {
+        let repaired: Vec<_> = wants
+            .iter()
+            .zip(read.mailboxes)
+            .map(|(want, mailbox)| RepairedMailbox {
                 agent_id: want.agent_id,
-                frames: frames.repair_page(want, head.min(mailbox.read_to), &mailbox.rows),
-            });
-        }
+                frames: frames.repair_page(want, mailbox.read_to, &mailbox.rows),
+            })
+            .collect();
         let missed = wants
             .iter()
             .zip(&repaired)
@@ -154,15 +154,16 @@ impl Mailboxes {
         &self,
         scope: WorkspaceScope,
         wants: &[RepairRequest],
-        rows: Vec<StoredDelivery>,
+        pages: Vec<MailboxPage>,
     ) -> EngineResult<FittingRows> {
-        let mut by_agent: HashMap<AgentId, Vec<StoredDelivery>> = HashMap::with_capacity(wants.len());
-        for row in rows {
-            by_agent.entry(row.agent_id).or_default().push(row);
-        }
+        let mut by_agent: HashMap<AgentId, MailboxPage> = pages.into_iter().map(|page| (page.agent_id, page)).collect();
         let mut mailboxes: Vec<ReadMailbox> = wants
             .iter()
-            .map(|want| ReadMailbox { rows: by_agent.remove(&want.agent_id).unwrap_or_default(), read_to: Seq::MAX })
+            .map(|want| match by_agent.remove(&want.agent_id) {
+                Some(page) => ReadMailbox { rows: page.rows, read_to: page.head },
+                // All of it is acknowledged, or the agent is deleted.
+                None => ReadMailbox { rows: Vec::new(), read_to: want.settled_below },
+            })
             .collect();
         let mut budget = ContentBudget::new(REPAIR_BYTES);
         let fitting = budget.fit_prefixes(&mailboxes.iter().map(|mailbox| mailbox.rows.as_slice()).collect::<Vec<_>>());
@@ -209,7 +210,7 @@ struct FittingRows {
 
 struct ReadMailbox {
     rows: Vec<StoredDelivery>,
-    /// Rows above this seq were not read.
+    /// The head, or the last row that was read.
     read_to: Seq,
 }
 
@@ -221,12 +222,12 @@ struct FrameBuilder {
 }
 
 impl FrameBuilder {
-    /// Builds one page of frames for a mailbox, contiguous from the requested seq. A seq below the head without a row
+    /// Builds one page of frames for a mailbox, contiguous from the requested seq. A seq up to `read_to` without a row
     /// was dropped with its partition: a tombstone stands for it.
-    fn repair_page(&mut self, want: &RepairRequest, head: Seq, rows: &[StoredDelivery]) -> Vec<ReplayFrame> {
+    fn repair_page(&mut self, want: &RepairRequest, read_to: Seq, rows: &[StoredDelivery]) -> Vec<ReplayFrame> {
         let mut rows = rows.iter().peekable();
         let mut frames = Vec::new();
-        let full = head.min(want.from + relay_store::mailboxes::replay::PAGE - 1);
+        let full = read_to.min(want.from + PAGE - 1);
         for seq in want.from..=full {
             while rows.peek().is_some_and(|row| row.seq < seq) {
                 rows.next();

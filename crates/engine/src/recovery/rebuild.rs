@@ -5,7 +5,7 @@ use relay_domain::{
     mailboxes::{StoredDelivery, delivery::Settlement, stream::Seq},
     metric_names,
 };
-use relay_store::recovery::BEFORE_ALL_MAILBOXES;
+use relay_store::{mailboxes::replay::MailboxPage, recovery::BEFORE_ALL_MAILBOXES};
 
 use crate::{
     Engine, EngineResult,
@@ -13,6 +13,7 @@ use crate::{
 };
 
 const MAILBOX_BATCH: i64 = 200;
+const PAGE: i64 = 50;
 /// Expired rows are in older partitions.
 const OLDEST_LIVE_ROW: chrono::Duration = chrono::Duration::days(7);
 
@@ -51,9 +52,9 @@ async fn publish_all(engine: &Engine) -> EngineResult<u64> {
         let mut wants: Vec<(WorkspaceScope, AgentId, Seq)> =
             busy.iter().map(|(scope, agent, floor)| (*scope, *agent, floor + 1)).collect();
         while !wants.is_empty() {
-            let rows = engine.store().deliveries_from(&wants, engine.now() - OLDEST_LIVE_ROW).await?;
-            wants = next_pages(&rows);
-            let pending: Vec<_> = rows.into_iter().filter(is_pending).collect();
+            let pages = engine.store().mailbox_pages(&wants, PAGE, engine.now() - OLDEST_LIVE_ROW).await?;
+            wants = next_pages(&pages);
+            let pending: Vec<_> = pages.into_iter().flat_map(|page| page.rows).filter(is_pending).collect();
             published += pending.len() as u64;
             publish_rows(engine.core(), &engine.inner.stream, pending, origin).await?;
         }
@@ -65,9 +66,8 @@ fn is_pending(row: &StoredDelivery) -> bool {
 }
 
 /// Returns the next positions of mailboxes whose page was full.
-fn next_pages(rows: &[StoredDelivery]) -> Vec<(WorkspaceScope, AgentId, Seq)> {
-    let page = usize::try_from(relay_store::mailboxes::replay::PAGE).unwrap_or(usize::MAX);
-    let mailboxes = rows.chunk_by(|a, b| (a.scope, a.agent_id) == (b.scope, b.agent_id));
-    let full = mailboxes.filter(|rows| rows.len() >= page).filter_map(|rows| rows.last());
-    full.map(|row| (row.scope, row.agent_id, row.seq + 1)).collect()
+fn next_pages(pages: &[MailboxPage]) -> Vec<(WorkspaceScope, AgentId, Seq)> {
+    let rows = usize::try_from(PAGE).unwrap_or(usize::MAX);
+    let full = pages.iter().filter(|page| page.rows.len() >= rows);
+    full.filter_map(|page| Some((page.scope, page.agent_id, page.rows.last()?.seq + 1))).collect()
 }

@@ -23,8 +23,24 @@ use crate::{
     statement_timeout::StatementTimeout as _,
 };
 
-/// Rows per mailbox and page.
-pub const PAGE: i64 = 50;
+/// Page of a mailbox.
+#[derive(Debug)]
+pub struct MailboxPage {
+    pub scope: WorkspaceScope,
+    pub agent_id: AgentId,
+    /// Highest seq that existed when the rows were read.
+    pub head: Seq,
+    /// In seq order. A seq without a row was dropped with its partition.
+    pub rows: Vec<StoredDelivery>,
+}
+
+/// Row of a page; a mailbox without rows has one without a delivery.
+struct PageRow {
+    scope: WorkspaceScope,
+    agent_id: AgentId,
+    head: Seq,
+    delivery: Option<StoredDelivery>,
+}
 
 /// Key of the message or invocation of a delivery.
 type SourceKey = (WorkspaceId, SourceId);
@@ -33,7 +49,7 @@ type SourceKey = (WorkspaceId, SourceId);
 pub(crate) struct StoredDeliveryRow(pub(crate) StoredDelivery);
 
 pub(crate) const COLUMNS: &str = formatcp!(
-    "d.workspace_id, d.agent_id, a.name AS recipient_name, a.node_id, a.provider,
+    "a.workspace_id, a.agent_id, a.name AS recipient_name, a.node_id, a.provider,
     d.seq, d.source_kind, d.source_id, d.redrive_no, d.mode AS delivery_mode, d.expires_at, x.state,
     m.agent_id AS sender_id,
     CASE WHEN m.message_id IS NOT NULL THEN {MESSAGE_BYTES}
@@ -74,39 +90,54 @@ SELECT i.workspace_id, i.invocation_id, i.action_name, i.status, i.output, i.err
   JOIN invocations i USING (workspace_id, invocation_id)";
 
 impl Store {
-    /// Reads the rows of each mailbox from the given seq on, in order, at most [`PAGE`] each. Rows from before `since`
-    /// have expired; their partitions are not read. Contents are left unread.
-    pub async fn deliveries_from(
+    /// Reads a page of each mailbox from the given seq on: at most `page` rows in order, and the head that it had then. Rows
+    /// from before `since` have expired; their partitions are not read. Contents are left unread. The pages come in the order
+    /// of their keys, without those of deleted agents.
+    pub async fn mailbox_pages(
         &self,
         positions: &[(WorkspaceScope, AgentId, Seq)],
+        page: i64,
         since: DateTime<Utc>,
-    ) -> StoreResult<Vec<StoredDelivery>> {
+    ) -> StoreResult<Vec<MailboxPage>> {
         let workspaces: Vec<WorkspaceId> = positions.iter().map(|(scope, _, _)| scope.workspace_id()).collect();
         let agents: Vec<AgentId> = positions.iter().map(|(_, agent, _)| *agent).collect();
         let from: Vec<Seq> = positions.iter().map(|(_, _, seq)| *seq).collect();
+        // Head and rows come from one snapshot: a later head would count rows that were not read.
         let query = format!(
-            "SELECT {COLUMNS}
+            "SELECT {COLUMNS}, h.next_seq
                FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, from_seq)
-              CROSS JOIN LATERAL (
+              -- `OFFSET 0`: by their keys, also while the table has no statistics.
+              CROSS JOIN LATERAL (SELECT * FROM agents
+                                   WHERE workspace_id = k.workspace_id AND agent_id = k.agent_id OFFSET 0) AS a
+               JOIN mailbox_heads h ON h.workspace_id = k.workspace_id AND h.agent_id = k.agent_id
+               LEFT JOIN LATERAL (
                     SELECT * FROM deliveries
                      WHERE workspace_id = k.workspace_id AND agent_id = k.agent_id
                        AND seq >= k.from_seq AND created_on >= $4
-                     ORDER BY seq LIMIT $5) AS d
-               {RECIPIENT_JOIN} {SOURCE_JOINS}
-              ORDER BY d.workspace_id, d.agent_id, d.seq"
+                     ORDER BY seq LIMIT $5) AS d ON true
+               {SOURCE_JOINS}
+              WHERE a.deleted_at IS NULL
+              ORDER BY a.workspace_id, a.agent_id, d.seq"
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(query))
             .bind(workspaces)
             .bind(agents)
             .bind(from)
             .bind(since.date_naive())
-            .bind(PAGE)
+            .bind(page)
             .fetch_all(&self.pool)
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx("reading deliveries from a position"))?;
-        let rows: Vec<StoredDeliveryRow> = decode_rows("deliveries", &rows)?;
-        Ok(rows.into_iter().map(|row| row.0).collect())
+        let mut pages: Vec<MailboxPage> = Vec::with_capacity(positions.len());
+        for row in &rows {
+            let PageRow { scope, agent_id, head, delivery } = decode_row("deliveries", row)?;
+            match pages.last_mut().filter(|page| (page.scope, page.agent_id) == (scope, agent_id)) {
+                Some(page) => page.rows.extend(delivery),
+                None => pages.push(MailboxPage { scope, agent_id, head, rows: delivery.into_iter().collect() }),
+            }
+        }
+        Ok(pages)
     }
 
     /// Reads the deliveries of these messages for republishing: all of them, or those of a range of agents. Contents are left
@@ -222,6 +253,19 @@ impl FromRow<'_, PgRow> for OutcomeRow {
             error: row.try_get("error")?,
         };
         Ok(Self((row.try_get("workspace_id")?, invocation_id.into()), outcome))
+    }
+}
+
+impl FromRow<'_, PgRow> for PageRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        let has_delivery = row.try_get::<Option<Seq>, _>("seq")?.is_some();
+        let delivery = has_delivery.then(|| StoredDeliveryRow::from_row(row)).transpose()?;
+        Ok(Self {
+            scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
+            agent_id: row.try_get("agent_id")?,
+            head: row.try_get::<Seq, _>("next_seq")? - 1,
+            delivery: delivery.map(|row| row.0),
+        })
     }
 }
 

@@ -14,6 +14,7 @@ mod fixture;
 mod grown_tables;
 mod invocations;
 mod outbox_relay;
+mod pages;
 mod partitions;
 mod pooled;
 mod pooler;
