@@ -32,8 +32,13 @@ pub use crate::maintenance::CHANGES_KEPT;
 /// partitions.
 const OLDEST_LIVE_ROW: Duration = Duration::days(7);
 
-/// Rows of each mailbox that one repair reads.
-const PAGE: Seq = 50;
+/// Rows that one repair reads of each mailbox, by their number. Below [`EARLY_LIMIT`], since live copies that arrive
+/// meanwhile take room in the same stream.
+///
+/// [`EARLY_LIMIT`]: relay_domain::mailboxes::stream::EARLY_LIMIT
+const PAGE: (Seq, Seq) = (50, 100);
+/// Rows that one repair reads of all mailboxes, above the smallest page of each.
+const REPAIR_ROWS: usize = 5000;
 /// Bound of the contents that one repair reads.
 const REPAIR_BYTES: usize = 4 * 1024 * 1024;
 
@@ -107,8 +112,8 @@ impl Mailboxes {
         Ok(self.core.store.mailbox_changes_since(position).await?)
     }
 
-    /// Reads missing rows for many mailboxes of one workspace, at most [`PAGE`] rows each, as many as fit into
-    /// [`REPAIR_BYTES`]. Waits for the memory; the frames hold it until they are dropped.
+    /// Reads missing rows for many mailboxes of one workspace, at most [`page_of`] rows each, as many as fit
+    /// into [`REPAIR_BYTES`]. Waits for the memory; the frames hold it until they are dropped.
     ///
     /// Expired rows are dead-lettered first, with the statement of the expiry loop. A row that will never be delivered
     /// becomes a tombstone, but only after its terminal state is committed.
@@ -117,21 +122,22 @@ impl Mailboxes {
         scope: WorkspaceScope,
         wants: &[RepairRequest],
     ) -> EngineResult<Vec<RepairedMailbox>> {
+        let page = page_of(wants.len());
         let live: Vec<(WorkspaceScope, AgentId, Seq)> = wants
             .iter()
-            .filter(|want| want.from + PAGE > want.settled_below + 1)
+            .filter(|want| want.from + page > want.settled_below + 1)
             .map(|want| (scope, want.agent_id, want.from.max(want.settled_below + 1)))
             .collect();
         let since = self.core.now() - OLDEST_LIVE_ROW;
-        let mut pages = self.core.store.mailbox_pages(&live, PAGE, since).await?;
+        let mut pages = self.core.store.mailbox_pages(&live, page, since).await?;
         if pages.iter().flat_map(|page| &page.rows).any(|row| is_overdue(row, self.core.now())) {
             let mailboxes: Vec<_> = live.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
             self.dead_letter_expired(&mailboxes).await?;
-            pages = self.core.store.mailbox_pages(&live, PAGE, since).await?;
+            pages = self.core.store.mailbox_pages(&live, page, since).await?;
         }
         let read = self.read_fitting(scope, wants, pages).await?;
         let mut frames =
-            FrameBuilder { payloads: SharedPayloads::default(), memory: read.memory, now: self.core.now() };
+            FrameBuilder { page, payloads: SharedPayloads::default(), memory: read.memory, now: self.core.now() };
         let repaired: Vec<_> = wants
             .iter()
             .zip(read.mailboxes)
@@ -194,6 +200,12 @@ impl Mailboxes {
     }
 }
 
+/// Returns the rows that a repair of so many mailboxes reads of each.
+fn page_of(mailboxes: usize) -> Seq {
+    let rows = Seq::try_from(REPAIR_ROWS / mailboxes.max(1)).unwrap_or(PAGE.1);
+    rows.clamp(PAGE.0, PAGE.1)
+}
+
 fn is_overdue(row: &StoredDelivery, now: chrono::DateTime<Utc>) -> bool {
     row.expires_at <= now && !row.settlement.is_some_and(is_terminal)
 }
@@ -216,6 +228,7 @@ struct ReadMailbox {
 
 /// Builder of the frames of one repair.
 struct FrameBuilder {
+    page: Seq,
     payloads: SharedPayloads,
     memory: Arc<ByteLease>,
     now: chrono::DateTime<Utc>,
@@ -227,7 +240,7 @@ impl FrameBuilder {
     fn repair_page(&mut self, want: &RepairRequest, read_to: Seq, rows: &[StoredDelivery]) -> Vec<ReplayFrame> {
         let mut rows = rows.iter().peekable();
         let mut frames = Vec::new();
-        let full = read_to.min(want.from + PAGE - 1);
+        let full = read_to.min(want.from + self.page - 1);
         for seq in want.from..=full {
             while rows.peek().is_some_and(|row| row.seq < seq) {
                 rows.next();
@@ -254,5 +267,15 @@ impl FrameBuilder {
         let frame = self.payloads.frame(row)?;
         let expires_at_ms = row.expires_at.timestamp_millis();
         Some(ReplayBody::Delivery { id: row.id(), frame, expires_at_ms, memory: Arc::clone(&self.memory) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repair_of_few_mailboxes_reads_more_rows_of_each() {
+        assert_eq!([0, 1, 50, 51, 99, 100, 1000].map(page_of), [100, 100, 100, 98, 50, 50, 50]);
     }
 }
