@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use chrono::{Duration, Utc};
+use chrono::Utc;
 use relay_domain::{
     AgentId, DeliveryId, NodeId, ProviderName, WorkspaceScope,
     mailboxes::{ContentBudget, StoredDelivery, delivery::Settlement, stream::Seq},
@@ -27,10 +27,6 @@ use tokio::sync::watch;
 use super::Mailboxes;
 use crate::EngineResult;
 pub use crate::maintenance::CHANGES_KEPT;
-
-/// Older rows have expired, whatever their workspace's TTL (six days at most), so replay need not read their
-/// partitions.
-const OLDEST_LIVE_ROW: Duration = Duration::days(7);
 
 /// Rows that one repair reads of each mailbox, by their number. Below [`EARLY_LIMIT`], since live copies that arrive
 /// meanwhile take room in the same stream.
@@ -128,12 +124,11 @@ impl Mailboxes {
             .filter(|want| want.from + page > want.settled_below + 1)
             .map(|want| (scope, want.agent_id, want.from.max(want.settled_below + 1)))
             .collect();
-        let since = self.core.now() - OLDEST_LIVE_ROW;
-        let mut pages = self.core.store.mailbox_pages(&live, page, since).await?;
+        let mut pages = self.core.store.mailbox_pages(&live, page, self.core.now()).await?;
         if pages.iter().flat_map(|page| &page.rows).any(|row| is_overdue(row, self.core.now())) {
             let mailboxes: Vec<_> = live.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
             self.dead_letter_expired(&mailboxes).await?;
-            pages = self.core.store.mailbox_pages(&live, page, since).await?;
+            pages = self.core.store.mailbox_pages(&live, page, self.core.now()).await?;
         }
         let read = self.read_fitting(scope, wants, pages).await?;
         let mut frames =

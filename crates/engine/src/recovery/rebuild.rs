@@ -14,8 +14,6 @@ use crate::{
 
 const MAILBOX_BATCH: i64 = 200;
 const PAGE: i64 = 50;
-/// Expired rows are in older partitions.
-const OLDEST_LIVE_ROW: chrono::Duration = chrono::Duration::days(7);
 
 /// Publishes all unsettled deliveries. Delivery does not wait for this: replay reads Postgres. Returns false when
 /// another process rebuilds or repairs.
@@ -52,7 +50,7 @@ async fn publish_all(engine: &Engine) -> EngineResult<u64> {
         let mut wants: Vec<(WorkspaceScope, AgentId, Seq)> =
             busy.iter().map(|(scope, agent, floor)| (*scope, *agent, floor + 1)).collect();
         while !wants.is_empty() {
-            let pages = engine.store().mailbox_pages(&wants, PAGE, engine.now() - OLDEST_LIVE_ROW).await?;
+            let pages = engine.store().mailbox_pages(&wants, PAGE, engine.now()).await?;
             wants = next_pages(&pages);
             let pending: Vec<_> = pages.into_iter().flat_map(|page| page.rows).filter(is_pending).collect();
             published += pending.len() as u64;

@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
     AgentId, InvocationId, MessageId, SourceId, WorkspaceId, WorkspaceScope,
@@ -18,10 +18,16 @@ use crate::{
     actions::outcomes::OutcomeFacts,
     codes::{ACTION_RESULT_SOURCE, MESSAGE_SOURCE},
     decode::{decode_row, decode_rows, json_text},
-    messages::{days::day_of_id, row::MessageRow},
+    messages::{
+        days::{day_of, day_of_id},
+        row::MessageRow,
+    },
     sizes::{MESSAGE_BYTES, OUTCOME_BYTES},
     statement_timeout::StatementTimeout as _,
 };
+
+/// Older rows have expired, whatever their workspace's TTL (six days at most), so replay need not read their partitions.
+const OLDEST_LIVE_ROW: TimeDelta = TimeDelta::days(7);
 
 /// Page of a mailbox.
 #[derive(Debug)]
@@ -60,29 +66,45 @@ pub(crate) const COLUMNS: &str = formatcp!(
 pub(crate) const RECIPIENT_JOIN: &str = "
     JOIN agents a ON a.workspace_id = d.workspace_id AND a.agent_id = d.agent_id";
 
-/// Joins settlements and sources. The day of a message follows from its id, so that one partition is searched: the
-/// milliseconds since 2025 are above the 22 lowest bits.
-pub(crate) const SOURCE_JOINS: &str = formatcp!("
+/// Joins settlements, messages and outcomes.
+pub(crate) const SOURCE_JOINS: &str = formatcp!("{SETTLEMENT_JOIN} {MESSAGE_JOIN} {OUTCOME_JOIN}");
+
+const SETTLEMENT_JOIN: &str = "
     LEFT JOIN delivery_exceptions x
-           ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq
+           ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq";
+
+/// The day of a message follows from its id, so that one partition is searched: the milliseconds since 2025 are above the
+/// 22 lowest bits.
+const MESSAGE_JOIN: &str = formatcp!(
+    "
     LEFT JOIN messages m
            ON d.source_kind = {MESSAGE_SOURCE} AND m.workspace_id = d.workspace_id AND m.message_id = d.source_id
-          AND m.created_on = DATE '2025-01-01' + ((d.source_id >> 22) / 86400000)::integer
+          AND m.created_on = DATE '2025-01-01' + ((d.source_id >> 22) / 86400000)::integer"
+);
+
+const OUTCOME_JOIN: &str = formatcp!("
     LEFT JOIN invocations i
            ON d.source_kind = {ACTION_RESULT_SOURCE} AND i.workspace_id = d.workspace_id AND i.invocation_id = d.source_id");
 
+/// Returns the statement that reads the messages of these days with the keys `$1`, `$2` and `$3`. The days are part of the
+/// text, as in [`Store::mailbox_pages`].
+///
 /// `OFFSET 0` keeps the planner from joining the channels first, by their workspace: it would read every message of the
 /// workspace while the tables have no statistics.
-const MESSAGES: &str = "
-SELECT m.workspace_id, m.message_id, m.created_at, m.channel_id, ch.name AS channel_name, ch.type AS channel_type,
-       ch.conversation_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type, m.thread_id,
-       m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type
-  FROM unnest($1::bigint[], $2::bigint[], $3::date[]) AS k (workspace_id, message_id, created_on)
-  CROSS JOIN LATERAL (
-       SELECT * FROM messages
-        WHERE workspace_id = k.workspace_id AND message_id = k.message_id AND created_on = k.created_on
-       OFFSET 0) AS m
-  JOIN channels ch ON ch.workspace_id = m.workspace_id AND ch.channel_id = m.channel_id";
+fn messages_of(first_day: NaiveDate, last_day: NaiveDate) -> String {
+    format!(
+        "SELECT m.workspace_id, m.message_id, m.created_at, m.channel_id, ch.name AS channel_name, ch.type AS channel_type,
+                ch.conversation_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type, m.thread_id,
+                m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type
+           FROM unnest($1::bigint[], $2::bigint[], $3::date[]) AS k (workspace_id, message_id, created_on)
+          CROSS JOIN LATERAL (
+                SELECT * FROM messages
+                 WHERE workspace_id = k.workspace_id AND message_id = k.message_id AND created_on = k.created_on
+                   AND created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}'
+                OFFSET 0) AS m
+           JOIN channels ch ON ch.workspace_id = m.workspace_id AND ch.channel_id = m.channel_id"
+    )
+}
 
 const OUTCOMES: &str = "
 SELECT i.workspace_id, i.invocation_id, i.action_name, i.status, i.output, i.error
@@ -91,17 +113,19 @@ SELECT i.workspace_id, i.invocation_id, i.action_name, i.status, i.output, i.err
 
 impl Store {
     /// Reads a page of each mailbox from the given seq on: at most `page` rows in order, and the head that it had then. Rows
-    /// from before `since` have expired; their partitions are not read. Contents are left unread. The pages come in the order
-    /// of their keys, without those of deleted agents.
+    /// that have expired long before `now` are not read, and contents are left unread. The pages come in the order of their
+    /// keys, without those of deleted agents. There are none while `now` is far from Postgres' clock.
     pub async fn mailbox_pages(
         &self,
         positions: &[(WorkspaceScope, AgentId, Seq)],
         page: i64,
-        since: DateTime<Utc>,
+        now: DateTime<Utc>,
     ) -> StoreResult<Vec<MailboxPage>> {
         let workspaces: Vec<WorkspaceId> = positions.iter().map(|(scope, _, _)| scope.workspace_id()).collect();
         let agents: Vec<AgentId> = positions.iter().map(|(_, agent, _)| *agent).collect();
         let from: Vec<Seq> = positions.iter().map(|(_, _, seq)| *seq).collect();
+        // With bound days, each execution would lock and open the partitions of all days, and each connection plan for them.
+        let (first_day, last_day) = (day_of(now - OLDEST_LIVE_ROW), day_of(now + TimeDelta::days(1)));
         // Head and rows come from one snapshot: a later head would count rows that were not read.
         let query = format!(
             "SELECT {COLUMNS}, h.next_seq
@@ -113,17 +137,18 @@ impl Store {
                LEFT JOIN LATERAL (
                     SELECT * FROM deliveries
                      WHERE workspace_id = k.workspace_id AND agent_id = k.agent_id
-                       AND seq >= k.from_seq AND created_on >= $4
-                     ORDER BY seq LIMIT $5) AS d ON true
-               {SOURCE_JOINS}
+                       AND seq >= k.from_seq AND created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}'
+                     ORDER BY seq LIMIT $4) AS d ON true
+               {SETTLEMENT_JOIN} {MESSAGE_JOIN} AND m.created_on <= DATE '{last_day}' {OUTCOME_JOIN}
               WHERE a.deleted_at IS NULL
+                -- Without pages until the caller's clock follows this one again: live rows of other days would seem dropped.
+                AND (relay_now() AT TIME ZONE 'UTC')::date BETWEEN DATE '{first_day}' + 6 AND DATE '{last_day}'
               ORDER BY a.workspace_id, a.agent_id, d.seq"
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(query))
             .bind(workspaces)
             .bind(agents)
             .bind(from)
-            .bind(since.date_naive())
             .bind(page)
             .fetch_all(&self.pool)
             .with_timeout()
@@ -207,10 +232,12 @@ impl Store {
 
     async fn message_contents(&self, ids: &[SourceKey]) -> StoreResult<Vec<(SourceKey, Content)>> {
         let doing = "reading the messages of deliveries";
-        let rows = sqlx::query(MESSAGES)
+        let days: Vec<NaiveDate> = ids.iter().map(|(_, id)| day_of_id(id.get())).collect();
+        let (Some(first_day), Some(last_day)) = (days.iter().min(), days.iter().max()) else { return Ok(Vec::new()) };
+        let rows = sqlx::query(sqlx::AssertSqlSafe(messages_of(*first_day, *last_day)))
             .bind(ids.iter().map(|(workspace, _)| *workspace).collect::<Vec<_>>())
             .bind(ids.iter().map(|(_, id)| *id).collect::<Vec<_>>())
-            .bind(ids.iter().map(|(_, id)| day_of_id(id.get())).collect::<Vec<_>>())
+            .bind(&days)
             .fetch_all(&self.pool)
             .with_timeout()
             .await
