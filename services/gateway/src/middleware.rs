@@ -23,7 +23,7 @@ use crate::{
     connections::admit_request,
     cross_origin,
     error::ApiError,
-    rate_limits::add_headers,
+    rate_limits::ReportedStatus,
     routes::{files::TRANSFER_PATH, mailboxes::deliveries::CLAIM_PATH},
     state::AppState,
 };
@@ -41,22 +41,30 @@ const MAX_REQUEST_ID_LENGTH: usize = 128;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const CORRELATION_ID: HeaderName = HeaderName::from_static("x-correlation-id");
 
-/// Middleware of all routes, outermost first. It is one layer: axum clones and boxes the layers below each layer for
-/// every request.
+/// Middleware of all routes. It is one layer: axum clones and boxes the layers below each layer for every request.
 pub async fn serve_request(State(state): State<AppState>, request: Request, next: Next) -> Response {
     if request.method() == Method::OPTIONS {
         return cross_origin::answer_preflight(&request);
     }
-    let state = &state;
-    let mut response = wrap_request(request, |request| {
-        admit_request(state, request, |request| {
-            let answer = require_recovered(state, request, |request| add_headers(request, |request| next.run(request)));
-            catch_panics(answer)
-        })
-    })
-    .await;
+    let mut response = wrap_request(request, |request| answer_request(state, request, next)).await;
     cross_origin::expose_answer(response.headers_mut());
     response
+}
+
+/// Answers a request that has its span and timeout.
+async fn answer_request(state: AppState, mut request: Request, next: Next) -> Response {
+    let places = match admit_request(&state, &mut request) {
+        Ok(places) => places,
+        Err(refusal) => return refusal.into_response(),
+    };
+    if let Err(refusal) = require_recovered(&state, &request) {
+        return places.hold_until_sent(refusal.into_response());
+    }
+    let reported = ReportedStatus::attach(&mut request);
+    // Converts a panic in a handler to a 500 of that request.
+    let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    let response = answered.map_or_else(panic_response, |response| reported.add_headers(response));
+    places.hold_until_sent(response)
 }
 
 /// Sets the request id, the span and the timeout, and records log and metrics.
@@ -93,7 +101,9 @@ where
             Err(_) => timeout_response(&method),
         }
     };
-    let (mut response, cost) = cost::measure_cost(inner.instrument(span.clone())).await;
+    // Boxed, because a future that takes another one as its argument holds it twice.
+    let inner = Box::pin(inner.instrument(span.clone()));
+    let (mut response, cost) = cost::measure_cost(inner).await;
     let (status, elapsed) = (response.status(), started_at.elapsed());
     span.in_scope(|| log_request(&route, status, elapsed, cost));
     if let Some(trace) = relay_trace::trace_id_of(&span) {
@@ -109,16 +119,13 @@ where
 
 /// Refuses requests that need the database until it is known to be current. A restored database would assign numbers
 /// twice.
-async fn require_recovered<F>(state: &AppState, request: Request, serve: impl FnOnce(Request) -> F) -> Response
-where
-    F: Future<Output = Response>,
-{
-    if let (Readiness::Closed(reason), true) =
-        (state.engine.recovery().readiness(), request.uri().path().starts_with("/v1/"))
-    {
-        return ApiError::unavailable("not_ready", format!("Not ready: {reason}")).into_response();
+fn require_recovered(state: &AppState, request: &Request) -> Result<(), ApiError> {
+    match state.engine.recovery().readiness() {
+        Readiness::Closed(reason) if request.uri().path().starts_with("/v1/") => {
+            Err(ApiError::unavailable("not_ready", format!("Not ready: {reason}")))
+        }
+        Readiness::Closed(_) | Readiness::Open(_) => Ok(()),
     }
-    serve(request).await
 }
 
 /// Logs a request: failed and slow ones always, the others on demand with `RUST_LOG=info,relay::requests=debug`.
@@ -165,11 +172,6 @@ fn request_id(request: &Request) -> HeaderValue {
 fn new_request_id() -> HeaderValue {
     let id = uuid::Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();
     HeaderValue::try_from(id.simple().to_string()).unwrap_or(HeaderValue::from_static("unknown"))
-}
-
-/// Converts a panic in a handler to a 500 of that request.
-async fn catch_panics(answer: impl Future<Output = Response>) -> Response {
-    AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(panic_response)
 }
 
 fn panic_response(panic: Box<dyn Any + Send + 'static>) -> Response {

@@ -1,7 +1,7 @@
 //! Rate limits: the class of each route, the headers, and the refusal.
 //!
 //! The extractors of `caller` charge a request once its caller is known and before its body is read, so a refusal
-//! always means that nothing was done. The posts of a batch are charged one by one ([`PostCharges`]). [`add_headers`]
+//! always means that nothing was done. The posts of a batch are charged one by one ([`PostCharges`]). [`ReportedStatus`]
 //! adds the headers to the response. Node sockets and their frames are not limited, apart from posts.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,11 +37,29 @@ const ROUTE_CLASSES: &[(Method, &str, RouteClass)] = &[
     (Method::POST, "/v1/messages/{id}/read", RouteClass::Signal),
 ];
 
-/// Slot in which an extractor leaves the status for [`add_headers`].
+/// Slot of a request in which an extractor leaves the status for the headers of the response.
 #[derive(Debug, Clone, Default)]
-struct ReportedStatus(Arc<Mutex<Option<RateLimitStatus>>>);
+pub(crate) struct ReportedStatus(Arc<Mutex<Option<RateLimitStatus>>>);
 
 impl ReportedStatus {
+    /// Adds an empty slot to a request.
+    pub(crate) fn attach(request: &mut Request) -> Self {
+        let reported = Self::default();
+        request.extensions_mut().insert(reported.clone());
+        reported
+    }
+
+    /// Adds the rate limit headers to the response of a charged request.
+    pub(crate) fn add_headers(&self, mut response: Response) -> Response {
+        if let Some(standing) = self.get() {
+            let headers = response.headers_mut();
+            headers.insert(LIMIT, HeaderValue::from(standing.limit));
+            headers.insert(REMAINING, HeaderValue::from(standing.remaining));
+            headers.insert(RESET, HeaderValue::from(standing.reset_at));
+        }
+        response
+    }
+
     fn set(&self, status: RateLimitStatus) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
     }
@@ -49,23 +67,6 @@ impl ReportedStatus {
     fn get(&self) -> Option<RateLimitStatus> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Adds the rate limit headers to the response of a charged request.
-pub(crate) async fn add_headers<F>(mut request: Request, serve: impl FnOnce(Request) -> F) -> Response
-where
-    F: Future<Output = Response>,
-{
-    let reported = ReportedStatus::default();
-    request.extensions_mut().insert(reported.clone());
-    let mut response = serve(request).await;
-    if let Some(standing) = reported.get() {
-        let headers = response.headers_mut();
-        headers.insert(LIMIT, HeaderValue::from(standing.limit));
-        headers.insert(REMAINING, HeaderValue::from(standing.remaining));
-        headers.insert(RESET, HeaderValue::from(standing.reset_at));
-    }
-    response
 }
 
 /// Charges a request to the rate limits of its caller, and counts it until its answer.

@@ -19,7 +19,7 @@ use std::{
 use axum::{
     extract::{FromRequestParts, MatchedPath, Request},
     http::request::Parts,
-    response::{IntoResponse as _, Response},
+    response::Response,
 };
 use bodies::{BodyOwner, VALUE_FACTOR};
 pub(crate) use bodies::{FrameMemory, RequestBodies};
@@ -180,6 +180,11 @@ impl HeldPlaces {
         Ok(())
     }
 
+    /// Keeps the place of the client's address until the answer is sent.
+    pub(crate) fn hold_until_sent(self, response: Response) -> Response {
+        if self.0.address.is_some() { response.map(|body| GuardedBody::wrap(body, self)) } else { response }
+    }
+
     /// Waits for the memory of the request's body, which the caller's family holds until the answer.
     pub(crate) async fn reserve_body(parts: &Parts, bytes: usize) -> Result<BodyMemory, ApiError> {
         let held = parts.extensions.get::<Self>().cloned().unwrap_or_default();
@@ -232,29 +237,21 @@ impl<S: Sync> FromRequestParts<S> for Client {
     }
 }
 
-/// Determines the client's address, and refuses the request if the address has too many connections.
-pub(crate) async fn admit_request<F>(
-    state: &AppState,
-    mut request: Request,
-    serve: impl FnOnce(Request) -> F,
-) -> Response
-where
-    F: Future<Output = Response>,
-{
-    let client = ClientAddress::of(&request, &state.connections.trusted_proxies);
+/// Determines the client's address, and takes its place for the request.
+///
+/// # Errors
+/// 503 `too_many_connections`: the address has too many connections.
+pub(crate) fn admit_request(state: &AppState, request: &mut Request) -> Result<HeldPlaces, ApiError> {
+    let client = ClientAddress::of(request, &state.connections.trusted_proxies);
     request.extensions_mut().insert(client);
-    let address = match state.connections.admit_forwarded(client) {
-        Ok(address) => address,
-        Err(limit) => {
-            limit.count_refusal();
-            return ApiError::too_many_connections(limit).into_response();
-        }
-    };
+    let address = state.connections.admit_forwarded(client).map_err(|limit| {
+        limit.count_refusal();
+        ApiError::too_many_connections(limit)
+    })?;
     let bodies = state.connections.bodies.clone();
     let held = HeldPlaces(Arc::new(Places { address, bodies, caller: OnceLock::new(), body: OnceLock::new() }));
     request.extensions_mut().insert(held.clone());
-    let response = serve(request).await;
-    if held.0.address.is_some() { response.map(|body| GuardedBody::wrap(body, held)) } else { response }
+    Ok(held)
 }
 
 #[cfg(test)]
