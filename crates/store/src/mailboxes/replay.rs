@@ -26,7 +26,8 @@ use crate::{
     statement_timeout::StatementTimeout as _,
 };
 
-/// Older rows have expired, whatever their workspace's TTL (six days at most), so replay need not read their partitions.
+/// Older rows have expired, whatever their workspace's TTL (six days at most), so replay need not read their
+/// partitions.
 const OLDEST_LIVE_ROW: TimeDelta = TimeDelta::days(7);
 
 /// Page of a mailbox.
@@ -73,8 +74,8 @@ const SETTLEMENT_JOIN: &str = "
     LEFT JOIN delivery_exceptions x
            ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq";
 
-/// The day of a message follows from its id, so that one partition is searched: the milliseconds since 2025 are above the
-/// 22 lowest bits.
+/// The day of a message follows from its id, so that one partition is searched: the milliseconds since 2025 are above
+/// the 22 lowest bits.
 const MESSAGE_JOIN: &str = formatcp!(
     "
     LEFT JOIN messages m
@@ -86,8 +87,8 @@ const OUTCOME_JOIN: &str = formatcp!("
     LEFT JOIN invocations i
            ON d.source_kind = {ACTION_RESULT_SOURCE} AND i.workspace_id = d.workspace_id AND i.invocation_id = d.source_id");
 
-/// Returns the statement that reads the messages of these days with the keys `$1`, `$2` and `$3`. The days are part of the
-/// text, as in [`Store::mailbox_pages`].
+/// Returns the statement that reads the messages of these days with the keys `$1`, `$2` and `$3`. The days are part of
+/// the text, as in [`Store::mailbox_pages`].
 ///
 /// `OFFSET 0` keeps the planner from joining the channels first, by their workspace: it would read every message of the
 /// workspace while the tables have no statistics.
@@ -112,9 +113,9 @@ SELECT i.workspace_id, i.invocation_id, i.action_name, i.status, i.output, i.err
   JOIN invocations i USING (workspace_id, invocation_id)";
 
 impl Store {
-    /// Reads a page of each mailbox from the given seq on: at most `page` rows in order, and the head that it had then. Rows
-    /// that have expired long before `now` are not read, and contents are left unread. The pages come in the order of their
-    /// keys, without those of deleted agents. There are none while `now` is far from Postgres' clock.
+    /// Reads a page of each mailbox from the given seq on: at most `page` rows in order, and the head that it had then.
+    /// Rows that have expired long before `now` are not read, and contents are left unread. The pages come in the order
+    /// of their keys, without those of deleted agents. There are none while `now` is far from Postgres' clock.
     pub async fn mailbox_pages(
         &self,
         positions: &[(WorkspaceScope, AgentId, Seq)],
@@ -124,7 +125,8 @@ impl Store {
         let workspaces: Vec<WorkspaceId> = positions.iter().map(|(scope, _, _)| scope.workspace_id()).collect();
         let agents: Vec<AgentId> = positions.iter().map(|(_, agent, _)| *agent).collect();
         let from: Vec<Seq> = positions.iter().map(|(_, _, seq)| *seq).collect();
-        // With bound days, each execution would lock and open the partitions of all days, and each connection plan for them.
+        // With bound days, each execution would lock and open the partitions of all days, and each connection plan for
+        // them.
         let (first_day, last_day) = (day_of(now - OLDEST_LIVE_ROW), day_of(now + TimeDelta::days(1)));
         // Head and rows come from one snapshot: a later head would count rows that were not read.
         let query = format!(
@@ -141,7 +143,7 @@ impl Store {
                      ORDER BY seq LIMIT $4) AS d ON true
                {SETTLEMENT_JOIN} {MESSAGE_JOIN} AND m.created_on <= DATE '{last_day}' {OUTCOME_JOIN}
               WHERE a.deleted_at IS NULL
-                -- Without pages until the caller's clock follows this one again: live rows of other days would seem dropped.
+                -- No page until the caller's clock follows this one again: live rows of other days would seem dropped.
                 AND (relay_now() AT TIME ZONE 'UTC')::date BETWEEN DATE '{first_day}' + 6 AND DATE '{last_day}'
               ORDER BY a.workspace_id, a.agent_id, d.seq"
         );
