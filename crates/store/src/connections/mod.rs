@@ -57,6 +57,10 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(2);
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for statement and answer to travel, beyond the time that Postgres gives the statement.
 const TRAVEL_TIME: Duration = Duration::from_secs(1);
+/// Connections that are left to the commits of batches: a gateway has two commits at a time, of which one is rare.
+const COMMIT_CONNECTIONS: usize = 2;
+/// Size of a pool from which on it leaves connections to commits, so that most are there for the others.
+const LEAVING_POOL: u32 = 8;
 /// Rows that are read before the caller takes them.
 const ROWS_AHEAD: usize = 16;
 
@@ -85,6 +89,16 @@ struct Kept {
 }
 
 impl Kept {
+    /// Takes the connection that was used last for the purpose.
+    fn take(&mut self, purpose: Purpose) -> Option<KeptConnection> {
+        let index = self.connections.iter().rposition(|kept| kept.purpose == purpose)?;
+        Some(self.connections.remove(index))
+    }
+
+    fn count_for_commits(&self) -> usize {
+        self.connections.iter().filter(|kept| kept.purpose == Purpose::Commits).count()
+    }
+
     /// Returns a connection to the driver's pool, apart from the caller.
     fn give_back(&mut self, session: Session, settle: &'static str) {
         while self.returns.try_join_next().is_some() {}
@@ -98,6 +112,19 @@ struct KeptConnection {
     taken_at: Instant,
     planned_at: Option<Instant>,
     used_at: Instant,
+    purpose: Purpose,
+}
+
+/// Statements that a connection is used for.
+///
+/// Postgres plans a statement once for each connection. The plan that commits a batch takes milliseconds to make, and is so
+/// large that a backend which has waited while others ran reads most of it from memory: a commit costs 1.4 times as much
+/// CPU of Postgres if 20 connections take turns. By the order of their last use they do, because each burst of other
+/// statements shuffles them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Commits,
+    Others,
 }
 
 impl ConnectionPool {
@@ -118,31 +145,42 @@ impl ConnectionPool {
         self.statement_limit
     }
 
-    /// Counts the connections that are not in use.
+    /// Counts the connections that are not in use. Those that are left to commits are while other statements wait.
     pub(crate) fn idle_count(&self) -> usize {
-        self.driver.num_idle() + self.lock().connections.len()
+        let kept = self.lock();
+        let left = if kept.waiting > 0 { kept.count_for_commits() } else { 0 };
+        self.driver.num_idle() + kept.connections.len() - left
     }
 
     /// Takes a connection for one statement, which is a transaction of its own. Only [`Lease::finish`] completes it.
-    pub(crate) async fn for_statement(&self) -> sqlx::Result<Lease> {
-        if self.opening.is_pooled() { self.open().await } else { self.acquire().await }
+    async fn for_statement(&self) -> sqlx::Result<Lease> {
+        self.for_statement_of(Purpose::Others).await
+    }
+
+    /// Takes a connection for the statement that commits a batch: the one that executed it last, if it is free.
+    pub(crate) async fn for_commit(&self) -> sqlx::Result<Lease> {
+        self.for_statement_of(Purpose::Commits).await
+    }
+
+    async fn for_statement_of(&self, purpose: Purpose) -> sqlx::Result<Lease> {
+        if self.opening.is_pooled() { self.open(purpose).await } else { self.acquire(purpose).await }
     }
 
     /// Begins a transaction. BEGIN tests the connection.
     pub(crate) async fn begin(&self) -> sqlx::Result<Transaction> {
-        Ok(Transaction(self.open().await?))
+        Ok(Transaction(self.open(Purpose::Others).await?))
     }
 
-    async fn open(&self) -> sqlx::Result<Lease> {
+    async fn open(&self, purpose: Purpose) -> sqlx::Result<Lease> {
         let begin = self.opening.begin();
-        let mut lease = self.acquire().await?;
+        let mut lease = self.acquire(purpose).await?;
         lease.opened(&begin);
         match timeout(TEST_TIMEOUT, begin.send(&mut lease)).await {
             Ok(Ok(())) => return Ok(lease),
             Ok(Err(error)) if is_other_epoch(&error) => return Err(error),
             Ok(Err(_)) | Err(_) => lease.close(),
         }
-        let mut lease = self.acquire_from_driver().await?;
+        let mut lease = self.acquire_from_driver(purpose).await?;
         lease.opened(&begin);
         let sent = timeout(TEST_TIMEOUT, begin.send(&mut lease)).await;
         if sent.is_err() {
@@ -153,35 +191,55 @@ impl ConnectionPool {
     }
 
     /// Takes a connection that was tested, or used within the last second.
-    async fn acquire(&self) -> sqlx::Result<Lease> {
-        let kept = self.lock().connections.pop();
-        if let Some(KeptConnection { session, taken_at, planned_at, used_at }) = kept {
-            let lease = self.lease(session, taken_at, planned_at);
-            let plans_are_due = lease.plans_are_due();
-            if used_at.elapsed() < TRUSTED_FOR && !plans_are_due {
-                return Ok(lease);
-            }
-            if let Some(lease) = lease.tested(plans_are_due).await {
+    async fn acquire(&self, purpose: Purpose) -> sqlx::Result<Lease> {
+        let own = self.lock().take(purpose);
+        if let Some(own) = own {
+            if let Some(lease) = self.checked(own, purpose).await {
                 return Ok(lease);
             }
         } else if let Some(idle) = self.driver.try_acquire() {
-            let lease = self.new_lease(idle);
+            let lease = self.new_lease(idle, purpose);
             let plans_are_due = lease.plans_are_due();
             if let Some(lease) = lease.tested(plans_are_due).await {
                 return Ok(lease);
             }
+        } else if purpose == Purpose::Commits || !self.leaves_some_to_commits() {
+            let last = self.lock().connections.pop();
+            if let Some(last) = last
+                && let Some(lease) = self.checked(last, purpose).await
+            {
+                return Ok(lease);
+            }
         }
-        self.acquire_from_driver().await
+        self.acquire_from_driver(purpose).await
+    }
+
+    /// Returns a kept connection, tested unless it was used within the last second.
+    async fn checked(&self, kept: KeptConnection, purpose: Purpose) -> Option<Lease> {
+        let KeptConnection { session, taken_at, planned_at, used_at, purpose: _ } = kept;
+        let lease = self.lease(session, taken_at, planned_at, purpose);
+        let plans_are_due = lease.plans_are_due();
+        if used_at.elapsed() < TRUSTED_FOR && !plans_are_due { Some(lease) } else { lease.tested(plans_are_due).await }
+    }
+
+    /// Returns whether other statements leave the connections of commits alone, even if they have to wait.
+    fn leaves_some_to_commits(&self) -> bool {
+        self.driver.options().get_max_connections() >= LEAVING_POOL
     }
 
     /// Waits for a connection of the driver's pool, which opens or tests it, for 3 s at most.
-    async fn acquire_from_driver(&self) -> sqlx::Result<Lease> {
+    async fn acquire_from_driver(&self, purpose: Purpose) -> sqlx::Result<Lease> {
         // A connection that is released from now on wakes the caller; none was kept unnoticed before.
         let waiting = {
             let mut kept = self.lock();
             kept.waiting += 1;
             for unused in std::mem::take(&mut kept.connections) {
-                kept.give_back(unused.session, "SELECT");
+                let is_left = unused.purpose == Purpose::Commits && unused.used_at.elapsed() < UNUSED_FOR;
+                if is_left && self.leaves_some_to_commits() {
+                    kept.connections.push(unused);
+                } else {
+                    kept.give_back(unused.session, "SELECT");
+                }
             }
             Waiting(self)
         };
@@ -189,15 +247,15 @@ impl ConnectionPool {
         // move them twice.
         let connection = Box::pin(self.driver.acquire()).await;
         drop(waiting);
-        Ok(self.new_lease(connection?))
+        Ok(self.new_lease(connection?, purpose))
     }
 
-    fn new_lease(&self, connection: PoolConnection<Postgres>) -> Lease {
-        self.lease(Session::new(connection, self.opening.statements()), Instant::now(), None)
+    fn new_lease(&self, connection: PoolConnection<Postgres>, purpose: Purpose) -> Lease {
+        self.lease(Session::new(connection, self.opening.statements()), Instant::now(), None, purpose)
     }
 
-    fn lease(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>) -> Lease {
-        Lease { session: Some(session), is_open: false, epoch: None, taken_at, planned_at, pool: self.clone() }
+    fn lease(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>, purpose: Purpose) -> Lease {
+        Lease { session: Some(session), is_open: false, epoch: None, taken_at, planned_at, purpose, pool: self.clone() }
     }
 
     /// Returns the time for which plans are used: half the age of this pool, since new tables grow fast.
@@ -217,14 +275,17 @@ impl ConnectionPool {
         is_due
     }
 
-    fn keep(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>) {
+    fn keep(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>, purpose: Purpose) {
         let is_due = self.statement_limit.is_none() || taken_at.elapsed() > KEPT_AT_MOST || self.driver.is_closed();
         let mut kept = self.lock();
-        if is_due || kept.waiting > 0 {
+        let is_left = purpose == Purpose::Commits && kept.count_for_commits() < COMMIT_CONNECTIONS;
+        let is_wanted = kept.waiting > 0 && !(is_left && self.leaves_some_to_commits());
+        if is_due || is_wanted {
             // It has just answered: the pool's test will not hang.
             return;
         }
-        kept.connections.push(KeptConnection { session, taken_at, planned_at, used_at: Instant::now() });
+        let purpose = if is_left { Purpose::Commits } else { Purpose::Others };
+        kept.connections.push(KeptConnection { session, taken_at, planned_at, used_at: Instant::now(), purpose });
         if kept.connections.first().is_some_and(|first| first.used_at.elapsed() > UNUSED_FOR) {
             let unused = kept.connections.remove(0);
             kept.give_back(unused.session, "SELECT");
@@ -266,6 +327,7 @@ pub(crate) struct Lease {
     taken_at: Instant,
     /// Since then no plan is older. `None` if that is unknown.
     planned_at: Option<Instant>,
+    purpose: Purpose,
     pool: ConnectionPool,
 }
 
@@ -292,7 +354,7 @@ impl Lease {
             self.execute("COMMIT").await?;
         }
         if let Some(session) = self.session.take() {
-            self.pool.keep(session, self.taken_at, self.planned_at);
+            self.pool.keep(session, self.taken_at, self.planned_at, self.purpose);
         }
         Ok(())
     }

@@ -164,7 +164,7 @@ async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Option<BatchOutc
     let columns = StatementColumns::collect(batch);
     // Without a connection nothing was sent.
     let mut connection =
-        store.pool.for_statement().await.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::NotCommitted)?;
+        store.pool.for_commit().await.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::NotCommitted)?;
     let statement = async {
         let rows = columns.query(batch).fetch_all(&mut *connection).await?;
         connection.finish().await?;

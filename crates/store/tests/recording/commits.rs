@@ -7,7 +7,10 @@ use relay_domain::{
     mailboxes::delivery::{Mode, Reason},
     messages::Message,
 };
-use relay_store::messages::batch::{Batch, NewRecipient, NewSend, SendOutcome};
+use relay_store::{
+    Store,
+    messages::batch::{Batch, NewRecipient, NewSend, SendOutcome},
+};
 use serde_json::{Map, Value};
 
 use crate::fixture::{Database, SENDER, WORKSPACE};
@@ -92,4 +95,32 @@ async fn the_cost_of_a_batch_grows_with_its_recipients_and_not_with_their_square
         }
         assert_eq!(rows, RECIPIENTS);
     }
+}
+
+/// Postgres plans a statement once for each connection, and the one that commits a batch is large.
+#[tokio::test]
+async fn commits_keep_their_connection_beside_bursts_of_other_statements() {
+    const CONNECTIONS: u32 = 16;
+    const COMMITS: i64 = 20;
+    let db = Database::fresh().await;
+    create_room(&db, 1).await;
+    db.run(
+        "CREATE TABLE committers (pid int);
+         CREATE FUNCTION note_committer() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN INSERT INTO committers VALUES (pg_backend_pid()); RETURN NULL; END $$;
+         CREATE TRIGGER note_committer AFTER INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION note_committer()",
+    )
+    .await;
+    let store = Store::connect(&db.url, CONNECTIONS).unwrap().with_statement_limit(STATEMENT_LIMIT);
+    for nth in 1..=COMMITS {
+        let send = send_to(&db, 100 + nth, std::iter::once(1000));
+        store.commit_batch(&batch(nth, vec![send])).await.unwrap();
+        // Half of them wait for a connection.
+        let others = (0..2 * CONNECTIONS).map(|_| store.feed_position());
+        for other in futures::future::join_all(others).await {
+            other.unwrap();
+        }
+    }
+    assert_eq!(db.number("SELECT count(*) FROM committers").await, COMMITS);
+    assert_eq!(db.number("SELECT count(DISTINCT pid) FROM committers").await, 1);
 }
