@@ -36,6 +36,9 @@ use crate::{
 /// The parts run in the order in which they need each other's rows, which is the lock order of a batch: the outbox row,
 /// keys, heads, and event counters after everything else is written. `ready` has a row only if all facts hold; it
 /// fails, and the statement with it, if another transaction has claimed a key since they were read.
+///
+/// `stored_rows` expands its arrays in the select list, in lockstep: in FROM, each of them has a table of its own, which takes
+/// 3 to 5 % of the statement. The other lists are joined with tables, and a plan may read them once for each row of these.
 const COMMIT_AT_ONCE: &str = const_format::concatcp!(
     "
 WITH placed AS MATERIALIZED (
@@ -88,10 +91,12 @@ WITH placed AS MATERIALIZED (
     SELECT p.* FROM placed p CROSS JOIN ready
 ), stored_rows AS (
     SELECT s.*
-      FROM unnest($25::bigint[], $26::bigint[], $27::date[], $28::bigint[], $29::bigint[], $30::text[],
-                  $31::text[], $32::bigint[], $33::text[], $34::text[], $35::text[], $36::text[],
-                  $37::text[], $38::text[], $39::text[], $40::timestamptz[], $41::text[])
-           AS s (w, m, d, c, a, n, t, h, x, b, e, f, p, o, y, z, q)
+      FROM (SELECT unnest($25::bigint[]) AS w, unnest($26::bigint[]) AS m, unnest($27::date[]) AS d,
+                   unnest($28::bigint[]) AS c, unnest($29::bigint[]) AS a, unnest($30::text[]) AS n,
+                   unnest($31::text[]) AS t, unnest($32::bigint[]) AS h, unnest($33::text[]) AS x,
+                   unnest($34::text[]) AS b, unnest($35::text[]) AS e, unnest($36::text[]) AS f,
+                   unnest($37::text[]) AS p, unnest($38::text[]) AS o, unnest($39::text[]) AS y,
+                   unnest($40::timestamptz[]) AS z, unnest($41::text[]) AS q) AS s
      CROSS JOIN ready
 ), attached_rows AS (
     SELECT f.* FROM unnest($42::bigint[], $43::bigint[], $44::bigint[], $45::date[]) AS f (w, f, m, d) CROSS JOIN ready
