@@ -117,10 +117,10 @@ struct KeptConnection {
 
 /// Statements that a connection is used for.
 ///
-/// Postgres plans a statement once for each connection. The plan that commits a batch takes milliseconds to make, and is so
-/// large that a backend which has waited while others ran reads most of it from memory: a commit costs 1.4 times as much
-/// CPU of Postgres if 20 connections take turns. By the order of their last use they do, because each burst of other
-/// statements shuffles them.
+/// Postgres plans a statement once for each connection. The plan that commits a batch takes milliseconds to make, and
+/// is so large that a backend which has waited while others ran reads most of it from memory: a commit costs 1.4 times
+/// as much CPU of Postgres if 20 connections take turns. By the order of their last use they do, because each burst of
+/// other statements shuffles them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Commits,

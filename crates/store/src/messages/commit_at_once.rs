@@ -37,8 +37,9 @@ use crate::{
 /// keys, heads, and event counters after everything else is written. `ready` has a row only if all facts hold; it
 /// fails, and the statement with it, if another transaction has claimed a key since they were read.
 ///
-/// `stored_rows` expands its arrays in the select list, in lockstep: in FROM, each of them has a table of its own, which takes
-/// 3 to 5 % of the statement. The other lists are joined with tables, and a plan may read them once for each row of these.
+/// `stored_rows` expands its arrays in the select list, in lockstep: in FROM, each of them has a table of its own,
+/// which takes 3 to 5 % of the statement. The other lists are joined with tables, and a plan may read them once for
+/// each row of these.
 const COMMIT_AT_ONCE: &str = const_format::concatcp!(
     "
 WITH placed AS MATERIALIZED (
