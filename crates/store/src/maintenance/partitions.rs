@@ -244,11 +244,12 @@ impl Store {
     }
 
     /// Runs one statement. Its names come from the catalog or are constants.
+    /// Runs a statement past a pooler, where each is within a transaction.
     async fn run(&self, statement: String) -> StoreResult<()> {
-        sqlx::raw_sql(AssertSqlSafe(statement))
-            .execute(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("dropping a partition"))?;
+        let direct = self.for_recovery();
+        let done = sqlx::raw_sql(AssertSqlSafe(statement)).execute(&direct.pool).await;
+        direct.pool.driver().close().await;
+        done.map_err(StoreError::from_sqlx("dropping a partition"))?;
         Ok(())
     }
 }

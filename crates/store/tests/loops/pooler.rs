@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use chrono::Days;
 use futures::future::{join, join_all};
 use relay_store::{
-    DatabaseAddress, Pooler, Store, StoreError, maintenance::grown_tables::AnalyzedTables, recovery::KnownDatabase,
+    DatabaseAddress, Pooler, Store, StoreError,
+    maintenance::{grown_tables::AnalyzedTables, partitions::DailyTable},
+    recovery::KnownDatabase,
 };
 use relay_testkit::servers::PgBouncer;
 
@@ -122,4 +125,21 @@ async fn the_lock_of_recovery_is_held_past_the_pooler() {
     assert!(second.try_recovery_lock().await.unwrap().is_none());
     lock.release().await;
     assert!(second.try_recovery_lock().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn old_partitions_are_dropped_past_the_pooler() {
+    let pooled = Pooled::start().await;
+    pooled.open().await;
+    let [store, _] = &pooled.stores;
+    let old = pooled.db.now.date_naive() - Days::new(9);
+    pooled.db.day("ack_log", old).await;
+    assert_eq!(store.drop_partitions_before(DailyTable::AckLog, old + Days::new(1)).await.unwrap(), 1);
+    assert_eq!(
+        pooled
+            .db
+            .number(&format!("SELECT count(*) FROM pg_class WHERE relname = 'ack_log_{}'", old.format("%Y%m%d")))
+            .await,
+        0
+    );
 }
