@@ -122,6 +122,15 @@ impl Store {
         self.with_pool(ConnectionPool::new(driver, None, Opening::direct(Arc::default())))
     }
 
+    /// Returns a handle with a connection of its own that passes a pooler by, for what cannot run within a transaction;
+    /// `None` without a pooler. Its connection is compared with the database that this process serves.
+    pub(crate) fn past_pooler(&self) -> Option<Self> {
+        let limit = self.pool.statement_limit().filter(|_| self.pool.opening().is_pooled())?;
+        let fence = Arc::clone(&self.fence);
+        let driver = fence.guard(pool_options(1)).connect_lazy_with(with_statement_timeout(&self.direct, limit));
+        Some(self.with_pool(ConnectionPool::new(driver, Some(limit), Opening::direct(fence))))
+    }
+
     fn with_pool(&self, pool: ConnectionPool) -> Self {
         Self { pool, fence: Arc::clone(&self.fence), direct: Arc::clone(&self.direct) }
     }

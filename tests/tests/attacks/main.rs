@@ -8,7 +8,6 @@ mod commits;
 mod connections;
 mod ended_workspaces;
 mod frames;
-mod hints;
 mod invocations;
 mod large_messages;
 mod listings;

@@ -194,9 +194,9 @@ async fn an_upgrade_from_the_previous_version_loses_nothing() -> Result<()> {
     }
     let failures = new_worker.metric("relay_loop_failures_total").await?;
     ensure!(failures == 0.0, "loops of the new worker failed:\n{}", new_worker.log_tail(20));
-    let told = senders.stop().await?;
-    wait_settled(&scene, &agents, &told).await?;
-    scene.verify_at(&new_urls[0], &told.sent).await
+    let report = senders.stop().await?;
+    wait_settled(&scene, &agents, &report).await?;
+    scene.verify_at(&new_urls[0], &report.sent).await
 }
 
 /// True if this version has migrations that the database has not had.

@@ -18,8 +18,8 @@ pub const EARLY_LIMIT: usize = 128;
 /// thousand frames at a time. Reading those costs more than their commit, and their late copies are dropped.
 pub const REORDER_WAIT_MS: u64 = 100;
 
-/// The same for a frame of which no copy may come, because it was not kept, or existed when the stream opened.
-pub const UNKEPT_WAIT_MS: u64 = 20;
+/// The same for a frame of which no live copy is expected, because it was not kept, or existed when the stream opened.
+pub const NO_COPY_WAIT_MS: u64 = 20;
 
 /// Permission of the agent's frames to leave on this connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub struct MailboxStream<F> {
     replay_end: Seq,
     /// Highest seq without a copy to come: it existed when the stream opened, or is known by its head only, or its frame was
     /// dropped.
-    unkept: Seq,
+    no_copy_until: Seq,
     /// Highest seq ever written for this agent, on this or an earlier connection.
     sent: Seq,
     acked: Seq,
@@ -90,7 +90,7 @@ impl<F> MailboxStream<F> {
             next: 1,
             head: 0,
             replay_end: 0,
-            unkept: 0,
+            no_copy_until: 0,
             sent: 0,
             acked: 0,
             early: BTreeMap::new(),
@@ -110,7 +110,7 @@ impl<F> MailboxStream<F> {
         }
         self.phase = Phase::Flowing;
         self.replay_end = self.head;
-        self.unkept = self.head;
+        self.no_copy_until = self.head;
         self.next = start.max(1);
         self.sent = sent;
         self.acked = acked;
@@ -130,11 +130,11 @@ impl<F> MailboxStream<F> {
         if self.early.len() >= EARLY_LIMIT {
             match self.early.last_key_value() {
                 Some((farthest, _)) if *farthest > seq => {
-                    self.unkept = self.unkept.max(*farthest);
+                    self.no_copy_until = self.no_copy_until.max(*farthest);
                     self.early.pop_last();
                 }
                 _ => {
-                    self.unkept = self.unkept.max(seq);
+                    self.no_copy_until = self.no_copy_until.max(seq);
                     return Arrival::Deferred;
                 }
             }
@@ -146,7 +146,7 @@ impl<F> MailboxStream<F> {
     /// Handles a head reported by a hint or by the silence check.
     pub fn on_head(&mut self, head: Seq) {
         self.head = self.head.max(head);
-        self.unkept = self.unkept.max(head);
+        self.no_copy_until = self.no_copy_until.max(head);
     }
 
     /// Handles the rows of a repair, in ascending order from the requested seq.
@@ -163,16 +163,16 @@ impl<F> MailboxStream<F> {
             self.early.pop_last();
         }
         // Where one copy was missing, those of later pages are likely to be.
-        self.unkept = self.unkept.max(self.head);
+        self.no_copy_until = self.no_copy_until.max(self.head);
     }
 
     /// Drops buffered frames to free their memory. They are read from the store again.
     pub fn drop_frames(&mut self, is_dropped: impl Fn(&F) -> bool) {
-        let unkept = &mut self.unkept;
+        let no_copy_until = &mut self.no_copy_until;
         self.early.retain(|seq, frame| {
             let is_kept = !is_dropped(frame);
             if !is_kept {
-                *unkept = (*unkept).max(*seq);
+                *no_copy_until = (*no_copy_until).max(*seq);
             }
             is_kept
         });
@@ -203,7 +203,7 @@ impl<F> MailboxStream<F> {
     }
 
     /// Returns the seq from which to read the store if a repair is due: the next frame exists, is not buffered, and has
-    /// been missing for [`REORDER_WAIT_MS`] or [`UNKEPT_WAIT_MS`]. Marks the repair as in progress.
+    /// been missing for [`REORDER_WAIT_MS`] or [`NO_COPY_WAIT_MS`]. Marks the repair as in progress.
     pub fn request_repair(&mut self, now_ms: u64) -> Option<Seq> {
         let missing = self.phase == Phase::Flowing
             && !self.repairing
@@ -215,7 +215,7 @@ impl<F> MailboxStream<F> {
         // Later frames suggest a reordering that resolves itself; without any, the frame is lost.
         if !self.early.is_empty() {
             let since = *self.gap_since.get_or_insert(now_ms);
-            let wait = if self.next <= self.unkept { UNKEPT_WAIT_MS } else { REORDER_WAIT_MS };
+            let wait = if self.next <= self.no_copy_until { NO_COPY_WAIT_MS } else { REORDER_WAIT_MS };
             if now_ms.saturating_sub(since) < wait {
                 return None;
             }
@@ -327,7 +327,7 @@ mod tests {
             prepare(&mut stream);
             stream.on_live(200, 200);
             assert_eq!(stream.request_repair(100), None);
-            stream.request_repair(100 + UNKEPT_WAIT_MS)
+            stream.request_repair(100 + NO_COPY_WAIT_MS)
         };
         assert_eq!(gap(|_| {}), None, "its copy may come");
         assert_eq!(gap(|stream| stream.on_head(1)), Some(1), "known by its head");
@@ -346,7 +346,7 @@ mod tests {
         stream.open(1, 1, 0, 0);
         stream.on_live(2, 2);
         assert_eq!(stream.request_repair(100), None);
-        assert_eq!(stream.request_repair(100 + UNKEPT_WAIT_MS), Some(1), "it was there before");
+        assert_eq!(stream.request_repair(100 + NO_COPY_WAIT_MS), Some(1), "it was there before");
     }
 
     #[test]

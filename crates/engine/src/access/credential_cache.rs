@@ -13,6 +13,7 @@ use std::{
 
 use moka::sync::Cache;
 use relay_domain::{WorkspaceId, access::token::TokenHash};
+use tokio::time::Instant;
 
 use super::callers::Credential;
 
@@ -22,9 +23,13 @@ const MAX_CREDENTIALS: u64 = 100_000;
 /// which costs a lookup each. A prime, because the low bits of ids repeat.
 const PLACES: usize = 1021;
 
-/// Number of invalidations before a read of storage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ReadMark(u64);
+/// Begin of a read of storage.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReadMark {
+    /// Number of invalidations before.
+    number: u64,
+    at: Instant,
+}
 
 #[derive(Debug, Clone)]
 struct Cached {
@@ -36,6 +41,8 @@ struct Cached {
 #[derive(Debug)]
 pub(crate) struct CredentialCache {
     credentials: Cache<TokenHash, Cached>,
+    /// Time for which a credential is served, from the begin of its read on.
+    cached_for: Duration,
     /// Number of invalidations.
     count: AtomicU64,
     /// Numbers of the latest invalidations: of tokens, of workspaces, and of everything.
@@ -49,6 +56,7 @@ impl CredentialCache {
     pub(crate) fn new(cached_for: Duration) -> Self {
         Self {
             credentials: Cache::builder().max_capacity(MAX_CREDENTIALS).time_to_live(cached_for).build(),
+            cached_for,
             count: AtomicU64::new(0),
             tokens: LatestInvalidations::new(),
             workspaces: LatestInvalidations::new(),
@@ -64,12 +72,13 @@ impl CredentialCache {
             self.workspaces.latest(place_of_workspace(workspace)),
             self.all.load(Ordering::SeqCst),
         ];
-        invalidated.iter().all(|number| *number <= read_at.0).then_some(credential)
+        let is_young = read_at.at.elapsed() < self.cached_for;
+        (is_young && invalidated.iter().all(|number| *number <= read_at.number)).then_some(credential)
     }
 
     /// Begins a read of storage whose outcome [`Self::insert`] caches.
     pub(crate) fn begin_read(&self) -> ReadMark {
-        ReadMark(self.count.load(Ordering::SeqCst))
+        ReadMark { number: self.count.load(Ordering::SeqCst), at: Instant::now() }
     }
 
     pub(crate) fn insert(&self, hash: TokenHash, credential: Credential, read_at: ReadMark) {

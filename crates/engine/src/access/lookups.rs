@@ -14,8 +14,8 @@ use crate::{Engine, Inner};
 /// short enough that no request is refused after Postgres is back.
 const OUTAGE_BACKOFF: Duration = Duration::from_millis(50);
 
-/// Whether a token was valid within the last minutes. The others are strangers: they have half of each batch and of the
-/// queue, so that a flood of invented tokens does not delay known callers.
+/// A token that was valid within the last minutes is known. The others are strangers: they have half of the queue, and of
+/// each batch while known ones wait, so that a flood of invented tokens does not delay known callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Familiarity {
     Known,
@@ -81,7 +81,8 @@ pub(crate) async fn look_up_tokens(engine: Weak<Inner>, mut lookups: TokenLookup
     while let Some(batch) = lookups.next().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
-        let (tokens, replies) = Request::split(batch);
+        let wanted = batch.into_iter().filter(|request| !request.reply.is_closed()).collect();
+        let (tokens, replies) = Request::split(wanted);
         if unavailable_since.is_some_and(|at| at.elapsed() < OUTAGE_BACKOFF) {
             replies.into_iter().for_each(|reply| _ = reply.send(Err(unavailable())));
             continue;
@@ -93,8 +94,12 @@ pub(crate) async fn look_up_tokens(engine: Weak<Inner>, mut lookups: TokenLookup
                 found.into_iter().zip(replies).for_each(|(found, reply)| _ = reply.send(found));
             }
             Err(error) => {
-                unavailable_since = Some(Instant::now());
-                tracing::debug!(error = &error as &dyn std::error::Error, "tokens not looked up");
+                if error.is_unavailable() {
+                    unavailable_since = Some(Instant::now());
+                    tracing::debug!(error = &error as &dyn std::error::Error, "tokens not looked up");
+                } else {
+                    tracing::error!(error = &error as &dyn std::error::Error, "tokens not looked up");
+                }
                 replies.into_iter().for_each(|reply| _ = reply.send(Err(unavailable())));
             }
         }

@@ -24,7 +24,8 @@ use crate::{
     observers::access::ObserverAccess,
 };
 
-/// With the time of a lookup, a revocation whose hint was lost stays unnoticed for a second at most.
+/// Time for which a credential is served, from the begin of its lookup on: a revocation whose hint was lost is noticed
+/// within a second.
 const CACHED_FOR: Duration = Duration::from_millis(900);
 /// Time for which a token that was valid is no stranger.
 const REMEMBERED_FOR: Duration = Duration::from_secs(600);
@@ -144,7 +145,7 @@ impl Tokens {
         Ok(FreshToken { text, hash })
     }
 
-    /// Returns the owner of a token from the cache (at most 1 s old) or from storage.
+    /// Returns the owner of a token from the cache (at most 0.9 s old) or from storage.
     pub(crate) async fn cached_credential(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
         match self.cache.credentials.get(&hash) {
             Some(known) => Ok(known),

@@ -28,12 +28,13 @@ use super::Mailboxes;
 use crate::EngineResult;
 pub use crate::maintenance::CHANGES_KEPT;
 
-/// Rows that one repair reads of each mailbox, by their number. Below [`EARLY_LIMIT`], since live copies that arrive
-/// meanwhile take room in the same stream.
+/// Rows that one repair reads of each mailbox at least, and at most if it reads few mailboxes. Below [`EARLY_LIMIT`], since
+/// live copies that arrive meanwhile take room in the same stream.
 ///
 /// [`EARLY_LIMIT`]: relay_domain::mailboxes::stream::EARLY_LIMIT
-const PAGE: (Seq, Seq) = (50, 100);
-/// Rows that one repair reads of all mailboxes, above the smallest page of each.
+const MIN_PAGE: Seq = 50;
+const MAX_PAGE: Seq = 100;
+/// Rows that the pages of all mailboxes of one repair have, unless these are the smallest ones.
 const REPAIR_ROWS: usize = 5000;
 /// Bound of the contents that one repair reads.
 const REPAIR_BYTES: usize = 4 * 1024 * 1024;
@@ -108,7 +109,7 @@ impl Mailboxes {
         Ok(self.core.store.mailbox_changes_since(position).await?)
     }
 
-    /// Reads missing rows for many mailboxes of one workspace, at most [`page_of`] rows each, as many as fit
+    /// Reads missing rows for many mailboxes of one workspace, at most [`page_size`] rows each, as many as fit
     /// into [`REPAIR_BYTES`]. Waits for the memory; the frames hold it until they are dropped.
     ///
     /// Expired rows are dead-lettered first, with the statement of the expiry loop. A row that will never be delivered
@@ -118,7 +119,7 @@ impl Mailboxes {
         scope: WorkspaceScope,
         wants: &[RepairRequest],
     ) -> EngineResult<Vec<RepairedMailbox>> {
-        let page = page_of(wants.len());
+        let page = page_size(wants.len());
         let live: Vec<(WorkspaceScope, AgentId, Seq)> = wants
             .iter()
             .filter(|want| want.from + page > want.settled_below + 1)
@@ -196,9 +197,9 @@ impl Mailboxes {
 }
 
 /// Returns the rows that a repair of so many mailboxes reads of each.
-fn page_of(mailboxes: usize) -> Seq {
-    let rows = Seq::try_from(REPAIR_ROWS / mailboxes.max(1)).unwrap_or(PAGE.1);
-    rows.clamp(PAGE.0, PAGE.1)
+fn page_size(mailboxes: usize) -> Seq {
+    let rows = Seq::try_from(REPAIR_ROWS / mailboxes.max(1)).unwrap_or(MAX_PAGE);
+    rows.clamp(MIN_PAGE, MAX_PAGE)
 }
 
 fn is_overdue(row: &StoredDelivery, now: chrono::DateTime<Utc>) -> bool {
@@ -271,6 +272,6 @@ mod tests {
 
     #[test]
     fn a_repair_of_few_mailboxes_reads_more_rows_of_each() {
-        assert_eq!([0, 1, 50, 51, 99, 100, 1000].map(page_of), [100, 100, 100, 98, 50, 50, 50]);
+        assert_eq!([0, 1, 50, 51, 99, 100, 1000].map(page_size), [100, 100, 100, 98, 50, 50, 50]);
     }
 }

@@ -23,7 +23,7 @@ use relay_store::{
 use relay_tasks::spawn_isolated;
 use tokio::{sync::oneshot, time::Instant};
 
-use super::publisher::{Committed, CommittedSend, STALL_TIMEOUT};
+use super::publisher::{Committed, CommittedSend, stall_timeout};
 use crate::{Engine, EngineError, EngineResult, Inner, events::announcement::Announcement, recovery::Readiness};
 
 /// Longest wait of a reply for the last chunk. The message is accepted; its other deliveries follow.
@@ -70,15 +70,16 @@ impl OpenedFanout {
         let gateway_id = engine.core().gateway_id().unwrap_or(GatewayId::new(0));
         let mut writer =
             ChunkWriter { engine, scope: self.send.scope(), message: self.send.message(), written: 0, gateway_id };
-        let (mut published, mut stalled) = (None, false);
+        let (mut published, mut stalled): (Option<(_, usize)>, bool) = (None, false);
         while let Some((batch, chunk)) = writer.write_next().await {
-            if let Some(earlier) = published.take().filter(|_| !stalled) {
+            if let Some((earlier, frames)) = published.take().filter(|_| !stalled) {
                 // JetStream stores in order: a whole fan-out there would delay what others post meanwhile. Behind a stall the
                 // other chunks do not wait, because they would hold the lane.
-                stalled = tokio::time::timeout(STALL_TIMEOUT, earlier).await.is_err();
+                stalled = tokio::time::timeout(stall_timeout(frames), earlier).await.is_err();
             }
             let is_last = chunk.is_last;
-            published = Some(self.publish(engine, batch, chunk));
+            let frames = chunk.deliveries.len();
+            published = Some((self.publish(engine, batch, chunk), frames));
             if is_last {
                 return;
             }

@@ -35,7 +35,7 @@ const IN_FLIGHT: usize = 64;
 const COPIES_BYTES: usize = 16 * 1024 * 1024;
 /// A slower publish must not stall delivery: gateways get a hint to read Postgres. A cluster that elects a leader
 /// pauses for seconds.
-pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(250);
+const STALL_TIMEOUT: Duration = Duration::from_millis(250);
 /// The same for one frame of a large batch. A busy JetStream stores some thousand frames a second, and to read a thousand
 /// mailboxes that are not behind would make it slower.
 const STALL_TIMEOUT_PER_FRAME: Duration = Duration::from_millis(1);
@@ -321,7 +321,7 @@ async fn wait_until_stored(engine: &Engine, stored: PendingStore, committed: &Co
 }
 
 /// Returns the time within which JetStream should store a batch of this many frames.
-fn stall_timeout(frames: usize) -> Duration {
+pub(super) fn stall_timeout(frames: usize) -> Duration {
     STALL_TIMEOUT.max(STALL_TIMEOUT_PER_FRAME.saturating_mul(u32::try_from(frames).unwrap_or(u32::MAX)))
 }
 

@@ -8,6 +8,7 @@
 //! Behind a pooler in transaction mode each statement is in an explicit transaction, whose BEGIN carries the settings and
 //! the comparison with the known database (ADR 0065).
 
+mod executor;
 mod opening;
 mod session;
 
@@ -17,17 +18,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{
-    SinkExt as _, StreamExt as _, TryStreamExt as _,
-    channel::mpsc,
-    future::BoxFuture,
-    stream::{self, BoxStream},
-};
-use sqlx::{
-    Describe, Either, Execute, Executor, PgPool, Postgres, SqlStr,
-    pool::PoolConnection,
-    postgres::{PgQueryResult, PgRow, PgStatement, PgTypeInfo},
-};
+use sqlx::{Executor as _, PgPool, Postgres, pool::PoolConnection};
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
@@ -57,12 +48,10 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(2);
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for statement and answer to travel, beyond the time that Postgres gives the statement.
 const TRAVEL_TIME: Duration = Duration::from_secs(1);
-/// Connections that are left to the commits of batches: a gateway has two commits at a time, of which one is rare.
+/// Connections that are reserved for the commits of batches: a gateway has two commits at a time, of which one is rare.
 const COMMIT_CONNECTIONS: usize = 2;
-/// Size of a pool from which on it leaves connections to commits, so that most are there for the others.
-const LEAVING_POOL: u32 = 8;
-/// Rows that are read before the caller takes them.
-const ROWS_AHEAD: usize = 16;
+/// Size of a pool from which on it reserves connections for commits, so that most are there for the others.
+const RESERVING_POOL_SIZE: u32 = 8;
 
 /// Pool of connections. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -145,7 +134,7 @@ impl ConnectionPool {
         self.statement_limit
     }
 
-    /// Counts the connections that are not in use. Those that are left to commits are while other statements wait.
+    /// Counts the connections that are not in use. Those that are reserved for commits count as used while other statements wait.
     pub(crate) fn idle_count(&self) -> usize {
         let kept = self.lock();
         let left = if kept.waiting > 0 { kept.count_for_commits() } else { 0 };
@@ -203,7 +192,7 @@ impl ConnectionPool {
             if let Some(lease) = lease.tested(plans_are_due).await {
                 return Ok(lease);
             }
-        } else if purpose == Purpose::Commits || !self.leaves_some_to_commits() {
+        } else if purpose == Purpose::Commits || !self.reserves_for_commits() {
             let last = self.lock().connections.pop();
             if let Some(last) = last
                 && let Some(lease) = self.checked(last, purpose).await
@@ -223,8 +212,8 @@ impl ConnectionPool {
     }
 
     /// Returns whether other statements leave the connections of commits alone, even if they have to wait.
-    fn leaves_some_to_commits(&self) -> bool {
-        self.driver.options().get_max_connections() >= LEAVING_POOL
+    fn reserves_for_commits(&self) -> bool {
+        self.driver.options().get_max_connections() >= RESERVING_POOL_SIZE
     }
 
     /// Waits for a connection of the driver's pool, which opens or tests it, for 3 s at most.
@@ -234,8 +223,8 @@ impl ConnectionPool {
             let mut kept = self.lock();
             kept.waiting += 1;
             for unused in std::mem::take(&mut kept.connections) {
-                let is_left = unused.purpose == Purpose::Commits && unused.used_at.elapsed() < UNUSED_FOR;
-                if is_left && self.leaves_some_to_commits() {
+                let is_reserved = unused.purpose == Purpose::Commits && unused.used_at.elapsed() < UNUSED_FOR;
+                if is_reserved && self.reserves_for_commits() {
                     kept.connections.push(unused);
                 } else {
                     kept.give_back(unused.session, "SELECT");
@@ -278,13 +267,13 @@ impl ConnectionPool {
     fn keep(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>, purpose: Purpose) {
         let is_due = self.statement_limit.is_none() || taken_at.elapsed() > KEPT_AT_MOST || self.driver.is_closed();
         let mut kept = self.lock();
-        let is_left = purpose == Purpose::Commits && kept.count_for_commits() < COMMIT_CONNECTIONS;
-        let is_wanted = kept.waiting > 0 && !(is_left && self.leaves_some_to_commits());
+        let is_reserved = purpose == Purpose::Commits && kept.count_for_commits() < COMMIT_CONNECTIONS;
+        let is_wanted = kept.waiting > 0 && !(is_reserved && self.reserves_for_commits());
         if is_due || is_wanted {
             // It has just answered: the pool's test will not hang.
             return;
         }
-        let purpose = if is_left { Purpose::Commits } else { Purpose::Others };
+        let purpose = if is_reserved { Purpose::Commits } else { Purpose::Others };
         kept.connections.push(KeptConnection { session, taken_at, planned_at, used_at: Instant::now(), purpose });
         if kept.connections.first().is_some_and(|first| first.used_at.elapsed() > UNUSED_FOR) {
             let unused = kept.connections.remove(0);
@@ -440,83 +429,5 @@ impl DerefMut for Transaction {
     }
 }
 
-/// Executes one statement on a connection of the pool, before its deadline.
-impl<'p> Executor<'p> for &'p ConnectionPool {
-    type Database = Postgres;
-
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Either<PgQueryResult, PgRow>>>
-    where
-        'p: 'e,
-        E: 'q + Execute<'q, Postgres>,
-    {
-        let (mut rows, taken) = mpsc::channel(ROWS_AHEAD);
-        let statement = async move {
-            let mut lease = self.for_statement().await?;
-            let sent = async {
-                let mut steps = lease.fetch_many(query);
-                while let Some(step) = steps.try_next().await? {
-                    // Fails only when the stream is dropped, and this with it.
-                    let _ = rows.send(step).await;
-                }
-                Ok(())
-            };
-            self.before_deadline(sent).await?;
-            self.before_deadline(lease.finish()).await
-        };
-        // Polled together by the caller of the stream.
-        let failure = stream::once(statement).filter_map(async |done: sqlx::Result<()>| done.err().map(Err));
-        Box::pin(stream::select(taken.map(Ok), failure))
-    }
-
-    fn execute<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<PgQueryResult>>
-    where
-        'p: 'e,
-        E: 'q + Execute<'q, Postgres>,
-    {
-        Box::pin(async move {
-            let mut lease = self.for_statement().await?;
-            let done = self.before_deadline(lease.execute(query)).await?;
-            self.before_deadline(lease.finish()).await?;
-            Ok(done)
-        })
-    }
-
-    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
-    where
-        'p: 'e,
-        E: 'q + Execute<'q, Postgres>,
-    {
-        Box::pin(async move {
-            let mut lease = self.for_statement().await?;
-            let row = self.before_deadline(lease.fetch_optional(query)).await?;
-            self.before_deadline(lease.finish()).await?;
-            Ok(row)
-        })
-    }
-
-    fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> BoxFuture<'e, sqlx::Result<PgStatement>>
-    where
-        'p: 'e,
-    {
-        self.driver.prepare_with(sql, parameters)
-    }
-
-    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, sqlx::Result<Describe<Postgres>>>
-    where
-        'p: 'e,
-    {
-        self.driver.describe(sql)
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use crate::Store;
-
-    /// A request holds the futures of everything that it may do, and moves them when it starts.
-    #[tokio::test]
-    async fn the_future_of_a_transaction_is_small() {
-        let store = Store::connect("postgres://localhost/relay", 1).unwrap();
-        assert!(size_of_val(&store.pool.begin()) < 4096);
-    }
-}
+mod tests;

@@ -62,7 +62,7 @@ impl Opening {
         &self.fence
     }
 
-    pub(super) fn is_pooled(&self) -> bool {
+    pub(crate) fn is_pooled(&self) -> bool {
         matches!(self.kind, Kind::Pooled { .. })
     }
 

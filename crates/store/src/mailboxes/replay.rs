@@ -87,12 +87,13 @@ const OUTCOME_JOIN: &str = formatcp!("
     LEFT JOIN invocations i
            ON d.source_kind = {ACTION_RESULT_SOURCE} AND i.workspace_id = d.workspace_id AND i.invocation_id = d.source_id");
 
-/// Returns the statement that reads the messages of these days with the keys `$1`, `$2` and `$3`. The days are part of
-/// the text, as in [`Store::mailbox_pages`].
+/// Returns the statement that reads the messages with the keys `$1`, `$2` and `$3`. If all are of one day, it is part of
+/// the text, as in [`Store::mailbox_pages`]: a text for each range of days would be planned too often.
 ///
 /// `OFFSET 0` keeps the planner from joining the channels first, by their workspace: it would read every message of the
 /// workspace while the tables have no statistics.
-fn messages_of(first_day: NaiveDate, last_day: NaiveDate) -> String {
+fn select_messages(day: Option<NaiveDate>) -> String {
+    let day = day.map(|day| format!("AND created_on = DATE '{day}'")).unwrap_or_default();
     format!(
         "SELECT m.workspace_id, m.message_id, m.created_at, m.channel_id, ch.name AS channel_name, ch.type AS channel_type,
                 ch.conversation_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type, m.thread_id,
@@ -100,8 +101,7 @@ fn messages_of(first_day: NaiveDate, last_day: NaiveDate) -> String {
            FROM unnest($1::bigint[], $2::bigint[], $3::date[]) AS k (workspace_id, message_id, created_on)
           CROSS JOIN LATERAL (
                 SELECT * FROM messages
-                 WHERE workspace_id = k.workspace_id AND message_id = k.message_id AND created_on = k.created_on
-                   AND created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}'
+                 WHERE workspace_id = k.workspace_id AND message_id = k.message_id AND created_on = k.created_on {day}
                 OFFSET 0) AS m
            JOIN channels ch ON ch.workspace_id = m.workspace_id AND ch.channel_id = m.channel_id"
     )
@@ -115,19 +115,56 @@ SELECT i.workspace_id, i.invocation_id, i.action_name, i.status, i.output, i.err
 impl Store {
     /// Reads a page of each mailbox from the given seq on: at most `page` rows in order, and the head that it had then.
     /// Rows that have expired long before `now` are not read, and contents are left unread. The pages come in the order
-    /// of their keys, without those of deleted agents. There are none while `now` is far from Postgres' clock.
+    /// of their keys, without those of deleted agents.
     pub async fn mailbox_pages(
         &self,
         positions: &[(WorkspaceScope, AgentId, Seq)],
         page: i64,
         now: DateTime<Utc>,
     ) -> StoreResult<Vec<MailboxPage>> {
+        // With days that are bound, each execution would lock and open the partitions of all days, and each connection
+        // plan for them.
+        let (first_day, last_day) = (day_of(now - OLDEST_LIVE_ROW), day_of(now + TimeDelta::days(1)));
+        let mut pages =
+            self.read_pages(positions, page, &format!("BETWEEN DATE '{first_day}' AND DATE '{last_day}'")).await?;
+        // A missing row was dropped, or the clock of its writer or of this process was days off: only Postgres' clock
+        // tells, before a tombstone stands for it.
+        let from: HashMap<_, _> = positions.iter().map(|(scope, agent, from)| ((*scope, *agent), *from)).collect();
+        let incomplete: Vec<_> = pages
+            .iter()
+            .filter_map(|read| {
+                let from = *from.get(&(read.scope, read.agent_id))?;
+                let expected = page.min(read.head - from + 1);
+                (i64::try_from(read.rows.len()).is_ok_and(|rows| rows < expected)).then_some((
+                    read.scope,
+                    read.agent_id,
+                    from,
+                ))
+            })
+            .collect();
+        if !incomplete.is_empty() {
+            let days = format!(">= (relay_now() AT TIME ZONE 'UTC')::date - {}", OLDEST_LIVE_ROW.num_days());
+            let again = self.read_pages(&incomplete, page, &days).await?;
+            let mut again: HashMap<_, _> = again.into_iter().map(|page| ((page.scope, page.agent_id), page)).collect();
+            for read in &mut pages {
+                if let Some(page) = again.remove(&(read.scope, read.agent_id)) {
+                    *read = page;
+                }
+            }
+        }
+        Ok(pages)
+    }
+
+    /// Reads pages of the rows of these `days`, a condition on `created_on`.
+    async fn read_pages(
+        &self,
+        positions: &[(WorkspaceScope, AgentId, Seq)],
+        page: i64,
+        days: &str,
+    ) -> StoreResult<Vec<MailboxPage>> {
         let workspaces: Vec<WorkspaceId> = positions.iter().map(|(scope, _, _)| scope.workspace_id()).collect();
         let agents: Vec<AgentId> = positions.iter().map(|(_, agent, _)| *agent).collect();
         let from: Vec<Seq> = positions.iter().map(|(_, _, seq)| *seq).collect();
-        // With bound days, each execution would lock and open the partitions of all days, and each connection plan for
-        // them.
-        let (first_day, last_day) = (day_of(now - OLDEST_LIVE_ROW), day_of(now + TimeDelta::days(1)));
         // Head and rows come from one snapshot: a later head would count rows that were not read.
         let query = format!(
             "SELECT {COLUMNS}, h.next_seq
@@ -139,12 +176,10 @@ impl Store {
                LEFT JOIN LATERAL (
                     SELECT * FROM deliveries
                      WHERE workspace_id = k.workspace_id AND agent_id = k.agent_id
-                       AND seq >= k.from_seq AND created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}'
+                       AND seq >= k.from_seq AND created_on {days}
                      ORDER BY seq LIMIT $4) AS d ON true
-               {SETTLEMENT_JOIN} {MESSAGE_JOIN} AND m.created_on <= DATE '{last_day}' {OUTCOME_JOIN}
+               {SETTLEMENT_JOIN} {MESSAGE_JOIN} {OUTCOME_JOIN}
               WHERE a.deleted_at IS NULL
-                -- No page until the caller's clock follows this one again: live rows of other days would seem dropped.
-                AND (relay_now() AT TIME ZONE 'UTC')::date BETWEEN DATE '{first_day}' + 6 AND DATE '{last_day}'
               ORDER BY a.workspace_id, a.agent_id, d.seq"
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(query))
@@ -235,8 +270,8 @@ impl Store {
     async fn message_contents(&self, ids: &[SourceKey]) -> StoreResult<Vec<(SourceKey, Content)>> {
         let doing = "reading the messages of deliveries";
         let days: Vec<NaiveDate> = ids.iter().map(|(_, id)| day_of_id(id.get())).collect();
-        let (Some(first_day), Some(last_day)) = (days.iter().min(), days.iter().max()) else { return Ok(Vec::new()) };
-        let rows = sqlx::query(sqlx::AssertSqlSafe(messages_of(*first_day, *last_day)))
+        let day = days.first().copied().filter(|first| days.iter().all(|day| day == first));
+        let rows = sqlx::query(sqlx::AssertSqlSafe(select_messages(day)))
             .bind(ids.iter().map(|(workspace, _)| *workspace).collect::<Vec<_>>())
             .bind(ids.iter().map(|(_, id)| *id).collect::<Vec<_>>())
             .bind(&days)

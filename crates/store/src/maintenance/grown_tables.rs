@@ -1,5 +1,5 @@
 //! Statistics of tables that have just grown: without them, Postgres keeps plans that it made for empty tables, until
-//! autovacuum comes by a minute later. Called by a worker loop. ADR 0054 has the reasons.
+//! the first run of autovacuum, a minute later. Called by a worker loop. ADR 0054 has the reasons.
 
 use std::collections::HashMap;
 

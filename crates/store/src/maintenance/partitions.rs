@@ -243,13 +243,19 @@ impl Store {
         Ok(done.map_err(StoreError::from_sqlx("removing rows that depend on dropped messages"))?.rows_affected())
     }
 
-    /// Runs one statement. Its names come from the catalog or are constants.
-    /// Runs a statement past a pooler, where each is within a transaction.
+    /// Runs a statement whose names are those of the catalog. A pooler would run it within a transaction, in which
+    /// partitions cannot be detached concurrently, so that it is passed by; the new connection compares the database.
     async fn run(&self, statement: String) -> StoreResult<()> {
-        let direct = self.for_recovery();
-        let done = sqlx::raw_sql(AssertSqlSafe(statement)).execute(&direct.pool).await;
-        direct.pool.driver().close().await;
-        done.map_err(StoreError::from_sqlx("dropping a partition"))?;
-        Ok(())
+        let doing = "dropping a partition";
+        let statement = sqlx::raw_sql(AssertSqlSafe(statement));
+        let done = match self.past_pooler() {
+            None => statement.execute(&self.pool).await,
+            Some(direct) => {
+                let done = statement.execute(&direct.pool).await;
+                direct.pool.driver().close().await;
+                done
+            }
+        };
+        done.map(|_| ()).map_err(StoreError::from_sqlx(doing))
     }
 }

@@ -4,22 +4,19 @@
 
 mod changes;
 mod clock;
-mod compaction;
 mod connections;
 mod corrupt;
 mod erasing;
 mod expiry;
 mod files;
 mod fixture;
-mod grown_tables;
 mod invocations;
+mod maintenance;
 mod outbox_relay;
 mod pages;
-mod partitions;
 mod pooled;
 mod pooler;
 mod presence;
-mod pruning;
 mod push;
 mod reading;
 mod recovery;

@@ -100,10 +100,13 @@ impl Registry {
         match read {
             Ok(FeedRead::Changes { changes, position }) => {
                 (feed.position, feed.read_at) = (Some(position), Some(now));
-                if !changes.is_empty() {
+                let is_written = |change: &MailboxChange| matches!(change, MailboxChange::Written(_));
+                let (written, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_written);
+                self.apply_changes(&others);
+                if !written.is_empty() {
                     tokio::time::sleep(copies_within).await;
+                    self.apply_changes(&written);
                 }
-                self.apply_changes(&changes);
                 self.compare_unchecked(engine).await;
             }
             // The position was read first, so what commits meanwhile is read next time.
