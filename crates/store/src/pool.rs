@@ -128,7 +128,8 @@ impl Store {
         let limit = self.pool.statement_limit().filter(|_| self.pool.opening().is_pooled())?;
         let fence = Arc::clone(&self.fence);
         let driver = fence.guard(pool_options(1)).connect_lazy_with(with_statement_timeout(&self.direct, limit));
-        Some(self.with_pool(ConnectionPool::new(driver, Some(limit), Opening::direct(fence))))
+        // Without a limit of its own, the pool keeps no connection, which its end would wait for.
+        Some(self.with_pool(ConnectionPool::new(driver, None, Opening::direct(fence))))
     }
 
     fn with_pool(&self, pool: ConnectionPool) -> Self {
