@@ -229,17 +229,17 @@ async fn nodes(scene: &Scene, urls: &[&str], up: usize) -> Result<(Vec<Node>, Ve
 }
 
 /// Waits for all deliveries and verifies the ledgers of senders and nodes.
-async fn verify_settled(scene: &Scene, agents: &[Agent], told: SendReport) -> Result<()> {
-    wait_settled(scene, agents, &told).await?;
-    scene.verify(&told.sent).await
+async fn verify_settled(scene: &Scene, agents: &[Agent], report: SendReport) -> Result<()> {
+    wait_settled(scene, agents, &report).await?;
+    scene.verify(&report.sent).await
 }
 
-async fn wait_settled(scene: &Scene, agents: &[Agent], told: &SendReport) -> Result<()> {
+async fn wait_settled(scene: &Scene, agents: &[Agent], report: &SendReport) -> Result<()> {
     println!(
         "{} messages, {} answers of 5xx and {} lost connections on the way, {} frames came again",
-        told.sent.len(),
-        told.server_errors,
-        told.no_answers,
+        report.sent.len(),
+        report.server_errors,
+        report.no_answers,
         scene.ledger.repeats()
     );
     for agent in agents {

@@ -148,7 +148,7 @@ mod tests {
         (id, Credential::Workspace { scope: WorkspaceScope::from_engine_row(id) })
     }
 
-    /// Asserts that an invalidation ends what was cached before it and what was being read, and nothing later.
+    /// Asserts that an invalidation ends cached credentials and reads in progress, and no later ones.
     fn ends_earlier_reads(forget: impl Fn(&CredentialCache, &TokenHash, WorkspaceId)) {
         let cache = CredentialCache::new(LONG);
         let ((id, owner), hash) = (workspace(7), TokenHash::from_token("rk_live_7"));
