@@ -203,6 +203,18 @@ mod tests {
         assert!(turns.take(Tenant(1)).await.is_ok(), "a turn ends with its lookup");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_lookup_without_a_turn_is_no_failure_of_its_name() {
+        let resolver = SystemResolver::new(&[SocketAddr::from((Ipv4Addr::LOCALHOST, 53))]);
+        let mut held = Vec::new();
+        for _ in 0..MAX_PER_TENANT {
+            held.push(resolver.turns.take(Tenant(1)).await.unwrap());
+        }
+        let busy = resolver.resolve(Tenant(1), "example.test").await.unwrap_err();
+        assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy);
+        assert!(resolver.failures.get("example.test").is_none(), "other tenants may look it up");
+    }
+
     #[test]
     fn tenants_without_lookups_are_forgotten() {
         let turns = Turns::default();
