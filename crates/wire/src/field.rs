@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -23,15 +23,22 @@ impl From<DateTime<Utc>> for Timestamp {
     }
 }
 
+impl Timestamp {
+    fn to_text(self) -> String {
+        // `DateTime::format` would interpret its pattern at each call.
+        self.0.to_rfc3339_opts(SecondsFormat::Millis, true)
+    }
+}
+
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.format("%Y-%m-%dT%H:%M:%S%.3fZ").fmt(f)
+        f.write_str(&self.to_text())
     }
 }
 
 impl Serialize for Timestamp {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(&self.to_text())
     }
 }
 
@@ -72,6 +79,16 @@ mod tests {
     fn timestamps_have_milliseconds_and_a_z() {
         let instant = DateTime::from_timestamp(1_772_366_400, 7_900_000).unwrap();
         assert_eq!(Timestamp(instant).to_string(), "2026-03-01T12:00:00.007Z");
+    }
+
+    #[test]
+    fn timestamps_are_those_of_the_pattern() {
+        for (seconds, nanos) in [(0, 0), (1, 999_999_999), (951_782_400, 1), (4_102_444_799, 500_000_000)] {
+            let instant = DateTime::from_timestamp(seconds, nanos).unwrap();
+            let expected = instant.format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string();
+            assert_eq!(Timestamp(instant).to_string(), expected);
+            assert_eq!(serde_json::to_value(Timestamp(instant)).unwrap(), expected);
+        }
     }
 
     #[test]
