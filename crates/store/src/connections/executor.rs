@@ -57,6 +57,20 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
         })
     }
 
+    // Collects without the channel of a stream.
+    fn fetch_all<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Vec<PgRow>>>
+    where
+        'p: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        Box::pin(async move {
+            let mut lease = self.for_statement().await?;
+            let rows = self.before_deadline(lease.fetch_all(query)).await?;
+            self.before_deadline(lease.finish()).await?;
+            Ok(rows)
+        })
+    }
+
     fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>
     where
         'p: 'e,
