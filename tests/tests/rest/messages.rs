@@ -390,6 +390,9 @@ async fn deliveries_are_listed_and_settled_one_by_one() -> Result<()> {
     assert_eq!((of("?status=acked").await?, of("?status=failed").await?), (vec![2], vec![3]));
     let mine = as_bob.get("/v1/agent").await?.success()?;
     has(&mine["pending_deliveries"][0], "id message_id mode reason status created_at");
+    let open = as_bob.get("/v1/deliveries").await?.success()?;
+    let ids = |rows: &Value| rows.as_array().into_iter().flatten().map(|row| row["id"].clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&mine["pending_deliveries"]), ids(&open), "those that are not settled, in order");
 
     // A connection gets the remaining deliveries without a gap, and no settled ones.
     let mut socket = as_bob.direct_socket().await?;

@@ -98,6 +98,7 @@ async fn an_agent_is_registered_read_updated_and_deleted() -> Result<()> {
         has(&record, AGENT);
         has(&record, "channels actions_provided actions_available_to pending_deliveries");
         has(&record["channels"][0], "id name role joined_at");
+        assert_eq!(record["pending_deliveries"], json!([]), "its mailbox is empty");
         assert_eq!(
             (text(&record["type"]), text(&record["persona"]), text(&record["status"])),
             ("human", "first", "online")

@@ -1,7 +1,9 @@
-//! Agents: the senders and recipients of messages. Main types: [`Agent`], [`AgentKind`] and [`AgentStatus`]; bindings to nodes
-//! are in [`binding`], reports of sessions in [`session_event`].
+//! Agents: the senders and recipients of messages. Main types: [`Agent`], [`AgentKind`] and [`AgentStatus`]; bindings
+//! to nodes are in [`binding`], reports of sessions in [`session_event`], and an agent with its channels, actions and
+//! deliveries in [`details`].
 
 pub mod binding;
+pub mod details;
 pub mod session_event;
 
 use std::time::Duration;

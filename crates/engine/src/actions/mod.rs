@@ -31,7 +31,6 @@ use relay_domain::{
     ActionId, NodeId, WorkspaceScope,
     access::rights::Operation,
     actions::{Action, MAX_ACTION_NAME_BYTES, MAX_ACTIONS, MAX_AVAILABLE_TO, MAX_DESCRIPTION_BYTES, is_reserved},
-    agents::Agent,
     encoded_length,
     events::kind,
     names::{check_json_length, check_length, check_name},
@@ -53,9 +52,6 @@ use crate::{
     nodes::kinds::NodeKinds,
     parts::{Parts, parsed_sizes},
 };
-
-/// Bound of the action names in an agent's record.
-pub const MAX_NAMED: i64 = 1000;
 
 /// Handle of actions and invocations.
 #[derive(Clone)]
@@ -185,17 +181,6 @@ impl Actions {
             Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => row.available_to.is_none(),
         };
         if shown { Ok(row) } else { Err(EngineError::NotFound(Missing::Action)) }
-    }
-
-    /// Lists the names of the actions that an agent handles and may invoke, as far as the caller may see them; at most
-    /// [`MAX_NAMED`] in all, handled ones first.
-    pub async fn of_agent(&self, caller: &Credential, agent: &Agent) -> EngineResult<(Vec<String>, Vec<String>)> {
-        let reader = match caller {
-            Credential::Agent(reader) => Some((reader.agent_id, &*reader.name)),
-            Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => None,
-        };
-        let of = (agent.id, agent.name.as_str());
-        Ok(self.core.store.actions_of_agent(caller.scope(), of, reader, MAX_NAMED).await?)
     }
 
     /// Deletes an action. Its open invocations fail.

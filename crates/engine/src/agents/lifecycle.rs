@@ -7,14 +7,22 @@ use relay_domain::{
         rights::{Operation, RightChanges},
         token::{ChangeOrigin, TokenKind},
     },
-    agents::{Agent, AgentKind, AgentPresence, AgentStatus, DIRECT_MACHINE, address, direct_machine},
+    agents::{
+        Agent, AgentKind, AgentPresence, AgentStatus, DIRECT_MACHINE, address,
+        details::{AgentDetails, AgentKey},
+        direct_machine,
+    },
     encoded_length,
     events::kind,
-    mailboxes::{Delivery, dead_letter::DeadLetterReason},
+    mailboxes::dead_letter::DeadLetterReason,
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
+    observers::ObserverScope,
     workspaces::plan::Quota,
 };
-use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, TokenRotation, events::Event};
+use relay_store::{
+    AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, TokenRotation,
+    agents::details::AgentDetailsQuery, events::Event,
+};
 use relay_wire::{events::data::MemberChanged, field::ToValue as _};
 use serde_json::{Map, Value};
 
@@ -32,8 +40,10 @@ use crate::{
 /// Prefix of the idempotency key with which a broker registers an agent that it is about to run.
 pub const SPAWN_KEY_PREFIX: &str = "relay-spawn:";
 
+/// Bound of the names of actions in an agent's record, those that it handles first.
+const MAX_NAMED_ACTIONS: i64 = 1000;
 /// Bound of the unsettled deliveries in an agent's record.
-pub const MAX_PENDING: i64 = 100;
+const MAX_PENDING: i64 = 100;
 
 #[derive(Debug)]
 pub struct RegisterAgent {
@@ -207,7 +217,7 @@ impl Agents {
     ///
     /// # Errors
     /// When there is none for this caller.
-    pub async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<Agent> {
+    pub(crate) async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<Agent> {
         let agent = self.by_name(caller.scope(), name).await?;
         if caller.view().sees_author(Some(agent.id)) {
             Ok(agent)
@@ -216,18 +226,36 @@ impl Agents {
         }
     }
 
-    pub async fn by_id(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Agent> {
+    /// Finds an agent, with those of its channels, actions and deliveries that the caller may see.
+    ///
+    /// # Errors
+    /// When there is none for this caller.
+    pub async fn details(&self, caller: &Credential, agent: AgentKey<'_>) -> EngineResult<AgentDetails> {
+        let view = caller.view();
+        let reader = match caller {
+            Credential::Agent(reader) => Some((reader.agent_id, &*reader.name)),
+            Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => None,
+        };
+        let query = AgentDetailsQuery {
+            agent,
+            reader,
+            action_limit: if view.has_scope(ObserverScope::Activity) { MAX_NAMED_ACTIONS } else { 0 },
+            delivery_limit: if view.has_scope(ObserverScope::Deliveries) { MAX_PENDING } else { 0 },
+        };
+        let found = self.core.store.agent_details(caller.scope(), &query).await?;
+        let mut details = found
+            .filter(|details| view.sees_author(Some(details.agent.id)))
+            .ok_or_else(|| EngineError::NotFound(Missing::Agent(agent.to_string())))?;
+        details.channels.retain(|membership| view.sees_channel(membership.channel_id, &membership.name));
+        Ok(details)
+    }
+
+    pub(crate) async fn by_id(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Agent> {
         self.core
             .store
             .agent(scope, agent)
             .await?
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(agent.to_string())))
-    }
-
-    /// Returns the agent's oldest unsettled deliveries without texts, at most [`MAX_PENDING`].
-    pub async fn pending_deliveries(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Delivery>> {
-        let pending = self.core.store.deliveries(scope, agent, None, MAX_PENDING).await?;
-        Ok(pending.into_iter().map(|(delivery, _)| delivery).collect())
     }
 
     /// Changes an agent.

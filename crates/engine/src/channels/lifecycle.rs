@@ -4,7 +4,7 @@ use relay_domain::{
     AgentId, ChannelId, WorkspaceScope,
     access::rights::{Operation, Refusal, Right},
     agents::Agent,
-    channels::{Channel, Member, Membership},
+    channels::{Channel, Member},
     encoded_length,
     events::kind,
     names::{self, MAX_TOPIC_BYTES, check_json_length, check_length, is_channel_name, only_recipient, strip_hash},
@@ -144,11 +144,6 @@ impl Channels {
     /// [`names::MAX_LISTED_MEMBERS`].
     pub async fn members(&self, caller: &Credential, channel: ChannelId) -> EngineResult<Vec<Member>> {
         Ok(self.core.store.channel_members(caller.scope(), channel, &caller.view().filters).await?)
-    }
-
-    /// Lists the channels of an agent, oldest first, at most [`names::MAX_LISTED_CHANNELS`].
-    pub async fn of_agent(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Membership>> {
-        Ok(self.core.store.channels_of_agent(scope, agent).await?)
     }
 
     /// Changes a channel.

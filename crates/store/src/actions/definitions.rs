@@ -126,43 +126,6 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading actions"))
     }
 
-    /// Returns the names of the actions that an agent handles, and of those that it may invoke, each ordered by name.
-    /// With `reader`, only those that the reader may see itself. At most `limit` in total.
-    pub async fn actions_of_agent(
-        &self,
-        scope: WorkspaceScope,
-        agent: (AgentId, &str),
-        reader: Option<(AgentId, &str)>,
-        limit: i64,
-    ) -> StoreResult<(Vec<String>, Vec<String>)> {
-        let rows: Vec<(String, bool, bool)> = sqlx::query_as(
-            "SELECT name, handles, may
-               FROM (SELECT c.name, coalesce(c.handler_agent_id = $2, false) AS handles,
-                            c.available_to IS NULL OR $3 = ANY (c.available_to) AS may,
-                            $4::bigint IS NULL OR c.available_to IS NULL OR $5 = ANY (c.available_to)
-                                OR coalesce(c.handler_agent_id = $4, false) AS shown
-                       FROM actions c
-                       LEFT JOIN agents a ON a.workspace_id = c.workspace_id AND a.agent_id = c.handler_agent_id
-                      WHERE c.workspace_id = $1 AND c.claims_name
-                        AND (c.handler_agent_id IS NULL OR a.deleted_at IS NULL)) AS c
-              WHERE shown AND (handles OR may)
-              ORDER BY handles DESC, name LIMIT $6",
-        )
-        .bind(scope.workspace_id())
-        .bind(agent.0)
-        .bind(agent.1)
-        .bind(reader.map(|(id, _)| id))
-        .bind(reader.map(|(_, name)| name))
-        .bind(limit)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("reading the actions of an agent"))?;
-        let handled = rows.iter().filter(|(_, handles, _)| *handles).map(|(name, ..)| name.clone()).collect();
-        let mut open: Vec<String> = rows.into_iter().filter(|(_, _, may)| *may).map(|(name, ..)| name).collect();
-        open.sort_unstable();
-        Ok((handled, open))
-    }
-
     /// Returns the kind of a capability that a node advertises over its socket or over REST. Providers take precedence
     /// over REST, and `capacity` over `action`.
     pub async fn node_capability_kind(

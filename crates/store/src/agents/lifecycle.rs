@@ -27,7 +27,7 @@ use crate::{
     workspaces::quota_counts::is_within_quota,
 };
 
-struct AgentRow(Agent);
+pub(crate) struct AgentRow(Agent);
 
 impl FromRow<'_, PgRow> for AgentRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
@@ -143,9 +143,9 @@ struct DeletedRow {
 }
 
 /// `$heard` is the expression for when the agent's host was last heard of.
-macro_rules! columns {
+macro_rules! agent_columns {
     () => {
-        columns!($crate::agents::presence::host_heard_at!("agents"))
+        $crate::agents::lifecycle::agent_columns!($crate::agents::presence::host_heard_at!("agents"))
     };
     ($($heard:tt)+) => {
         concat!(
@@ -161,6 +161,7 @@ macro_rules! columns {
         )
     };
 }
+pub(crate) use agent_columns;
 
 /// Joins the time at which an agent's provider was last heard. A join, because its results are kept for the other agents
 /// of the provider.
@@ -219,7 +220,7 @@ const UPDATE: &str = concat!(
      WHERE workspace_id = $1 AND agent_id = former_id
        AND ($6 IS NULL OR octet_length((metadata || $6)::text) <= $10)
      RETURNING former_status, ",
-    columns!()
+    agent_columns!()
 );
 
 // Channel rows are locked in the order of their ids, because two deletions at once may share channels. The agent's open
@@ -323,7 +324,7 @@ impl Store {
     pub async fn agent_by_name(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<Agent>> {
         let row = sqlx::query(concat!(
             "SELECT ",
-            columns!(),
+            agent_columns!(),
             " FROM agents WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL"
         ))
         .bind(scope.workspace_id())
@@ -338,7 +339,7 @@ impl Store {
     pub async fn agent(&self, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Option<Agent>> {
         let row = sqlx::query(concat!(
             "SELECT ",
-            columns!(),
+            agent_columns!(),
             " FROM agents WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL"
         ))
         .bind(scope.workspace_id())
@@ -374,7 +375,7 @@ impl Store {
     pub async fn agents(&self, scope: WorkspaceScope, agents: &[AgentId]) -> StoreResult<Vec<Agent>> {
         let rows = sqlx::query(concat!(
             "SELECT ",
-            columns!("host.heard_at"),
+            agent_columns!("host.heard_at"),
             " FROM agents ",
             joined_host!(),
             " WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL ORDER BY agent_id"

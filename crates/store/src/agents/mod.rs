@@ -3,6 +3,7 @@
 
 pub(crate) mod addresses;
 pub(crate) mod bindings;
+pub mod details;
 pub(crate) mod lifecycle;
 pub mod presence;
 pub(crate) mod respawn;

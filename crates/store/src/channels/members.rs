@@ -4,17 +4,15 @@
 //! members before the change does not commit.
 
 use chrono::{DateTime, Utc};
-use const_format::formatcp;
 use relay_domain::{
     AgentId, ChannelId, WorkspaceScope,
-    channels::{Member, Membership},
+    channels::Member,
     names,
     observers::ObserverFilters,
 };
 
 use crate::{
     Store, StoreError, StoreResult,
-    codes::CHANNEL,
     decode::decode_rows,
     events::{self, Event, RecordedEvents},
     observers::filters,
@@ -210,25 +208,6 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing the members of a channel"))?;
-        decode_rows("channel_members", &rows)
-    }
-
-    /// Lists the channels (not conversations) of an agent, oldest first, at most [`names::MAX_LISTED_CHANNELS`].
-    pub async fn channels_of_agent(&self, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Vec<Membership>> {
-        const LIST: &str = formatcp!(
-            "SELECT c.channel_id, c.name, m.role, m.joined_at
-               FROM channel_members m
-               JOIN channels c ON c.workspace_id = m.workspace_id AND c.channel_id = m.channel_id
-              WHERE m.workspace_id = $1 AND m.agent_id = $2 AND c.type = {CHANNEL} AND c.archived_at IS NULL
-              ORDER BY c.channel_id LIMIT $3"
-        );
-        let rows = sqlx::query(LIST)
-            .bind(scope.workspace_id())
-            .bind(agent)
-            .bind(names::MAX_LISTED_CHANNELS)
-            .fetch_all(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("listing the channels of an agent"))?;
         decode_rows("channel_members", &rows)
     }
 }

@@ -193,7 +193,7 @@ pub struct AgentChannel {
     pub name: String,
     /// owner or member.
     #[schema(value_type = words::Role)]
-    pub role: String,
+    pub role: &'static str,
     /// Time of joining.
     pub joined_at: Timestamp,
 }

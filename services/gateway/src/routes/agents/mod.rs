@@ -7,10 +7,12 @@ use axum::extract::State;
 use chrono::{DateTime, Utc};
 use relay_domain::{
     WorkspaceScope,
-    agents::{self, AgentKind, AgentPresence, AgentStatus},
+    agents::{
+        self, AgentKind, AgentPresence, AgentStatus,
+        details::{AgentDetails, AgentKey},
+    },
     channels::Membership,
     mailboxes::Delivery,
-    observers::ObserverScope,
 };
 use relay_engine::{
     Engine,
@@ -135,8 +137,8 @@ pub async fn get(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::AGENTS }>,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::AgentDetails>, ApiError> {
-    let agent = engine.agents().visible(&caller, &name).await?;
-    build_details(&engine, &caller, agent).await
+    let details = engine.agents().details(&caller, AgentKey::Name(&name)).await?;
+    Ok(Reply::ok(to_details(caller.scope(), details, engine.now())))
 }
 
 /// Shows the calling agent.
@@ -147,8 +149,9 @@ pub async fn get(
 )]
 #[tracing::instrument(level = "debug", name = "http.agents.me", skip_all)]
 pub async fn me(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<wire::AgentDetails>, ApiError> {
-    let agent = engine.agents().by_id(caller.scope, caller.agent_id).await?;
-    build_details(&engine, &Credential::Agent(caller), agent).await
+    let (scope, key) = (caller.scope, AgentKey::Id(caller.agent_id));
+    let details = engine.agents().details(&Credential::Agent(caller), key).await?;
+    Ok(Reply::ok(to_details(scope, details, engine.now())))
 }
 
 /// Changes an agent.
@@ -247,30 +250,12 @@ pub async fn disconnect(
     Ok(acknowledged())
 }
 
-/// Builds an agent with its channels, actions and deliveries, as far as the caller may see them.
-async fn build_details(
-    engine: &Engine,
-    caller: &Credential,
-    agent: agents::Agent,
-) -> Result<Reply<wire::AgentDetails>, ApiError> {
-    let (scope, view) = (caller.scope(), caller.view());
-    let mut channels = engine.channels().of_agent(scope, agent.id).await?;
-    channels.retain(|membership| view.sees_channel(membership.channel_id, &membership.name));
+fn to_details(scope: WorkspaceScope, details: AgentDetails, now: DateTime<Utc>) -> wire::AgentDetails {
     let channel = |membership: Membership| wire::AgentChannel {
         id: membership.channel_id,
         name: membership.name,
-        role: membership.role.as_str().to_owned(),
+        role: membership.role.as_str(),
         joined_at: membership.joined_at.into(),
-    };
-    let (provided, available) = if view.has_scope(ObserverScope::Activity) {
-        engine.actions().of_agent(caller, &agent).await?
-    } else {
-        Default::default()
-    };
-    let pending = if view.has_scope(ObserverScope::Deliveries) {
-        engine.agents().pending_deliveries(scope, agent.id).await?
-    } else {
-        Vec::new()
     };
     let pending_delivery = |delivery: Delivery| wire::PendingDelivery {
         id: delivery.id.to_string(),
@@ -280,13 +265,13 @@ async fn build_details(
         status: delivery.state().as_str(),
         created_at: delivery.created_at.into(),
     };
-    Ok(Reply::ok(wire::AgentDetails {
-        agent: to_agent(scope, agent, engine.now()),
-        channels: channels.into_iter().map(channel).collect(),
-        actions_provided: provided,
-        actions_available_to: available,
-        pending_deliveries: pending.into_iter().map(pending_delivery).collect(),
-    }))
+    wire::AgentDetails {
+        agent: to_agent(scope, details.agent, now),
+        channels: details.channels.into_iter().map(channel).collect(),
+        actions_provided: details.actions_provided,
+        actions_available_to: details.actions_available,
+        pending_deliveries: details.pending_deliveries.into_iter().map(pending_delivery).collect(),
+    }
 }
 
 fn to_agent(scope: WorkspaceScope, agent: agents::Agent, now: DateTime<Utc>) -> wire::Agent {
