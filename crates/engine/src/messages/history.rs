@@ -45,14 +45,10 @@ impl Messages {
     ) -> EngineResult<Parts<ListedMessage>> {
         let (scope, view) = (caller.scope(), caller.view());
         let name = strip_hash(channel);
-        let id = self
-            .core
-            .store
-            .channel_id_by_name(scope, name)
-            .await?
-            .filter(|id| view.sees_channel(*id, name))
+        let found = self.core.store.messages_of_channel_named(scope, name, page, &view.filters).await?;
+        let (_, listed) = found
+            .filter(|(id, _)| view.sees_channel(*id, name))
             .ok_or_else(|| EngineError::NotFound(Missing::Channel(name.to_owned())))?;
-        let listed = self.core.store.channel_messages(scope, id, page, &view.filters).await?;
         self.core.read_messages(scope, listed).await
     }
 

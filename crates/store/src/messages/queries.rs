@@ -12,7 +12,11 @@ use relay_domain::{
     messages::{ListedMessage, MessagePage},
     observers::{MessageFacts, ObserverFilters},
 };
-use sqlx::AssertSqlSafe;
+use sqlx::{
+    AssertSqlSafe,
+    postgres::{PgArguments, Postgres},
+    query::QueryAs,
+};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -110,6 +114,39 @@ fn listed_messages(first_day: NaiveDate, last_day: NaiveDate) -> String {
     )
 }
 
+/// Selects a page (`$3` to `$7`) of the root messages of a channel, newest first, with upper bounds of their bytes.
+macro_rules! page_of_channel {
+    ($channel:literal) => {
+        concatcp!(
+            "SELECT m.message_id, ",
+            MESSAGE_BYTES,
+            "::bigint AS content_bytes FROM messages m
+              WHERE m.workspace_id = $1 AND m.channel_id = ",
+            $channel,
+            " AND m.thread_id IS NULL AND m.message_id < $3 AND m.message_id > $4 AND m.created_at >= $6
+                AND ($7::bigint[] IS NULL OR m.agent_id = ANY ($7))
+                -- The partitions of later days are empty.
+                AND m.created_on <= (relay_now() AT TIME ZONE 'UTC')::date + 1
+              ORDER BY m.message_id DESC LIMIT $5"
+        )
+    };
+}
+
+/// Binds the parameters of [`page_of_channel`].
+fn bind_page<'q, O>(
+    query: QueryAs<'q, Postgres, O, PgArguments>,
+    page: MessagePage,
+    filters: &'q ObserverFilters,
+) -> QueryAs<'q, Postgres, O, PgArguments> {
+    let (not_before, above) = filters::not_before(filters);
+    query
+        .bind(page.before.map_or(i64::MAX, MessageId::get))
+        .bind(page.after.map_or(-1, MessageId::get).max(above))
+        .bind(page.limit)
+        .bind(not_before)
+        .bind(filters::agent_ids(filters))
+}
+
 // The selections bind a day or an id range besides the key: replies are never older than their root, and a message has
 // the day of its id, so older partitions stay closed.
 impl Store {
@@ -122,27 +159,41 @@ impl Store {
         page: MessagePage,
         filters: &ObserverFilters,
     ) -> StoreResult<Vec<(MessageId, usize)>> {
-        let (not_before, above) = filters::not_before(filters);
-        let rows = sqlx::query_as(concatcp!(
-            "SELECT m.message_id, ",
-            MESSAGE_BYTES,
-            "::bigint FROM messages m
-              WHERE m.workspace_id = $1 AND m.channel_id = $2 AND m.thread_id IS NULL
-                AND m.message_id < $3 AND m.message_id > $4 AND m.created_at >= $6
-                AND ($7::bigint[] IS NULL OR m.agent_id = ANY ($7))
-              ORDER BY m.message_id DESC LIMIT $5"
-        ))
-        .bind(scope.workspace_id())
-        .bind(channel)
-        .bind(page.before.map_or(i64::MAX, MessageId::get))
-        .bind(page.after.map_or(-1, MessageId::get).max(above))
-        .bind(page.limit)
-        .bind(not_before)
-        .bind(filters::agent_ids(filters))
-        .fetch_all(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("listing the messages of a channel"))?;
+        let query = sqlx::query_as(page_of_channel!("$2")).bind(scope.workspace_id()).bind(channel);
+        let rows = bind_page(query, page, filters)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("listing the messages of a channel"))?;
         Ok(with_sizes(rows))
+    }
+
+    /// Finds the channel of that name, archived or not, and lists its root messages as [`Self::channel_messages`] does.
+    pub async fn messages_of_channel_named(
+        &self,
+        scope: WorkspaceScope,
+        name: &str,
+        page: MessagePage,
+        filters: &ObserverFilters,
+    ) -> StoreResult<Option<(ChannelId, Vec<(MessageId, usize)>)>> {
+        const LIST: &str = concatcp!(
+            "SELECT c.channel_id, m.message_id, m.content_bytes
+               FROM (SELECT channel_id FROM channels
+                      WHERE workspace_id = $1 AND name = $2 AND type = ",
+            CHANNEL,
+            " OFFSET 0) AS c
+               LEFT JOIN LATERAL (",
+            page_of_channel!("c.channel_id"),
+            ") AS m ON true ORDER BY m.message_id DESC"
+        );
+        let query = sqlx::query_as(LIST).bind(scope.workspace_id()).bind(name);
+        let rows: Vec<(ChannelId, Option<MessageId>, Option<i64>)> = bind_page(query, page, filters)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("listing the messages of a channel by its name"))?;
+        let Some((channel, ..)) = rows.first() else { return Ok(None) };
+        // A channel without messages is one row without a message.
+        let messages = rows.iter().filter_map(|(_, message, bytes)| Some(((*message)?, (*bytes)?)));
+        Ok(Some((*channel, with_sizes(messages.collect()))))
     }
 
     /// Lists the replies of a thread whose author and age pass the filters, oldest first, with upper bounds of their bytes.
