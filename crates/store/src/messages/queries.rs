@@ -68,51 +68,73 @@ impl MessageHead {
 
 /// Returns the statement that reads messages of workspace `$1` with the keys `$2` and `$3`, as [`ListedMessageRow`].
 ///
-/// The days of the messages are part of the text: the planner leaves out the partitions of all others. With bound days alone,
-/// each execution would lock and open those of all days, which takes longer than the read.
+/// The days of the messages are part of the text: the planner leaves out the partitions of all others. With bound days
+/// alone, each execution would lock and open those of all days, which takes longer than the read.
+///
+/// Replies, readers and reactions are counted for all messages together and joined: most messages have none, and a
+/// subquery for each message and count would take longer than reading the messages. `OFFSET 0`: every row is read by its
+/// key, also while the tables have no statistics.
 fn listed_messages(first_day: NaiveDate, last_day: NaiveDate) -> String {
+    let replies = format!(
+        "SELECT k.message_id, count(*) AS count
+           FROM unnest($2::bigint[]) AS k (message_id)
+          CROSS JOIN LATERAL (SELECT FROM messages
+                               WHERE workspace_id = $1 AND thread_id = k.message_id AND created_on >= DATE '{first_day}'
+                                 -- The partitions of later days are empty.
+                                 AND created_on <= (relay_now() AT TIME ZONE 'UTC')::date + 1 OFFSET 0) AS r
+          GROUP BY k.message_id"
+    );
+    // Read explicitly, or acked before it expired.
+    let readers = format!(
+        "SELECT k.message_id, least(count(DISTINCT r.agent_id), {MAX_COUNTED_READERS}) AS count
+           FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
+          CROSS JOIN LATERAL (
+                (SELECT agent_id FROM message_reads
+                  WHERE workspace_id = $1 AND message_id = k.message_id
+                  LIMIT {MAX_COUNTED_READERS})
+                UNION ALL
+                (SELECT d.agent_id FROM deliveries d
+                   JOIN mailbox_cursors c ON c.workspace_id = d.workspace_id AND c.agent_id = d.agent_id
+                  WHERE d.workspace_id = $1 AND d.source_id = k.message_id AND d.created_on = k.created_on
+                    AND d.created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}'
+                    AND d.source_kind = {MESSAGE_SOURCE} AND d.seq <= c.ack_floor
+                    AND NOT EXISTS (SELECT FROM delivery_exceptions x
+                                     WHERE x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id
+                                       AND x.seq = d.seq AND x.state = {DEAD_LETTERED})
+                  LIMIT {MAX_COUNTED_READERS})) AS r
+          GROUP BY k.message_id"
+    );
     format!(
         "SELECT m.message_id, m.channel_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type,
                 m.thread_id, m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type, m.created_at,
                 c.name AS channel_name, c.type AS channel_type, c.conversation_id,
-                (SELECT count(*) FROM messages r
-                  WHERE r.workspace_id = m.workspace_id AND r.thread_id = m.message_id
-                    AND r.created_on >= m.created_on AND r.created_on >= DATE '{first_day}'
-                    -- The partitions of later days are empty.
-                    AND r.created_on <= (relay_now() AT TIME ZONE 'UTC')::date + 1) AS reply_count,
-                -- Read explicitly, or acked before it expired.
-                (SELECT least(count(*), {MAX_COUNTED_READERS}) FROM (
-                    (SELECT s.agent_id FROM message_reads s
-                      WHERE s.workspace_id = m.workspace_id AND s.message_id = m.message_id
-                      LIMIT {MAX_COUNTED_READERS})
-                    UNION
-                    (SELECT d.agent_id FROM deliveries d
-                       JOIN mailbox_cursors k ON k.workspace_id = d.workspace_id AND k.agent_id = d.agent_id
-                      WHERE d.workspace_id = m.workspace_id AND d.source_id = m.message_id
-                        AND d.created_on = m.created_on
-                        AND d.created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}'
-                        AND d.source_kind = {MESSAGE_SOURCE} AND d.seq <= k.ack_floor
-                        AND NOT EXISTS (SELECT FROM delivery_exceptions x
-                                         WHERE x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id
-                                           AND x.seq = d.seq AND x.state = {DEAD_LETTERED})
-                      LIMIT {MAX_COUNTED_READERS})) AS readers) AS read_by_count,
-                (SELECT coalesce(json_agg(json_build_object('emoji', g.emoji, 'count', g.count, 'agents', g.agents)
-                                          ORDER BY g.first), '[]')
-                   FROM (SELECT r.emoji, count(*) AS count, min(r.reaction_id) AS first,
-                                (array_agg(a.name ORDER BY r.reaction_id))[1:100] AS agents
-                           FROM message_reactions r
-                           JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id
-                          WHERE r.workspace_id = m.workspace_id AND r.message_id = m.message_id
-                          GROUP BY r.emoji) AS g) AS reactions
+                coalesce(replies.count, 0) AS reply_count, coalesce(readers.count, 0) AS read_by_count,
+                coalesce(reactions.reactions, '[]') AS reactions
            FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
-          -- `OFFSET 0`: by their keys, also while the tables have no statistics.
           CROSS JOIN LATERAL (SELECT * FROM messages
                                WHERE workspace_id = $1 AND message_id = k.message_id AND created_on = k.created_on
                                  AND created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}' OFFSET 0) AS m
           CROSS JOIN LATERAL (SELECT * FROM channels
-                               WHERE workspace_id = m.workspace_id AND channel_id = m.channel_id OFFSET 0) AS c"
+                               WHERE workspace_id = m.workspace_id AND channel_id = m.channel_id OFFSET 0) AS c
+           LEFT JOIN ({replies}) AS replies ON replies.message_id = k.message_id
+           LEFT JOIN ({readers}) AS readers ON readers.message_id = k.message_id
+           LEFT JOIN ({REACTIONS}) AS reactions ON reactions.message_id = k.message_id"
     )
 }
+
+/// Reactions to each of the messages `$2`, as a JSON array for each message.
+const REACTIONS: &str = "
+    SELECT g.message_id,
+           json_agg(json_build_object('emoji', g.emoji, 'count', g.count, 'agents', g.agents) ORDER BY g.first) AS reactions
+      FROM (SELECT r.message_id, r.emoji, count(*) AS count, min(r.reaction_id) AS first,
+                   (array_agg(a.name ORDER BY r.reaction_id))[1:100] AS agents
+              FROM unnest($2::bigint[]) AS k (message_id)
+             CROSS JOIN LATERAL (SELECT * FROM message_reactions
+                                  WHERE workspace_id = $1 AND message_id = k.message_id OFFSET 0) AS r
+             CROSS JOIN LATERAL (SELECT name FROM agents
+                                  WHERE workspace_id = $1 AND agent_id = r.agent_id OFFSET 0) AS a
+             GROUP BY r.message_id, r.emoji) AS g
+     GROUP BY g.message_id";
 
 /// Selects a page (`$3` to `$7`) of the root messages of a channel, newest first, with upper bounds of their bytes.
 macro_rules! page_of_channel {
