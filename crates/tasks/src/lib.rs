@@ -74,24 +74,23 @@ pub fn spawn_isolated<T: Send + 'static>(
     kind: &'static str,
     task: impl Future<Output = T> + Send + 'static,
 ) -> JoinHandle<T> {
-    tokio::spawn(async move {
-        match AssertUnwindSafe(task).catch_unwind().await {
-            Ok(output) => output,
-            Err(panic) => {
-                count_panic(kind);
-                std::panic::resume_unwind(panic)
-            }
-        }
-    })
+    // A combinator: an async block would have room for the task twice, as it was captured and as it is awaited.
+    tokio::spawn(AssertUnwindSafe(task).catch_unwind().map(move |output| {
+        output.unwrap_or_else(|panic| {
+            count_panic(kind);
+            std::panic::resume_unwind(panic)
+        })
+    }))
 }
 
 /// Runs a part of a task whose cleanup must follow even if the part panics: then `None`, counted under `kind`.
-pub async fn isolate<T>(kind: &'static str, part: impl Future<Output = T>) -> Option<T> {
-    let output = AssertUnwindSafe(part).catch_unwind().await;
-    if output.is_err() {
-        count_panic(kind);
-    }
-    output.ok()
+pub fn isolate<T>(kind: &'static str, part: impl Future<Output = T>) -> impl Future<Output = Option<T>> {
+    AssertUnwindSafe(part).catch_unwind().map(move |output| {
+        if output.is_err() {
+            count_panic(kind);
+        }
+        output.ok()
+    })
 }
 
 /// Counts a panic that was caught where its request, connection, mailbox or endpoint is known.
