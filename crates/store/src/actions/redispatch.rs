@@ -193,6 +193,14 @@ struct DueInvocation {
 }
 
 impl Store {
+    /// Returns whether any invocation is open.
+    pub async fn has_open_invocations(&self) -> StoreResult<bool> {
+        sqlx::query_scalar("SELECT EXISTS (SELECT FROM invocations WHERE completed_at IS NULL)")
+            .fetch_one(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("looking for open invocations"))
+    }
+
     /// Returns invocations to the queue if their provider is lost, or did not answer in time and another provider may
     /// take them; those of a node whose liveness expired are due at once, for any node. Releases their reservations.
     /// Returns the number of reclaimed invocations, at most twice `limit`.

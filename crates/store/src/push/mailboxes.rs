@@ -157,6 +157,17 @@ SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), rela
            epoch = push_mailboxes.epoch + 1, disabled_at = NULL, disabled_reason = NULL"
 );
 
+/// Age of an ended lease at which its row is removed. Much later than the end, so that a worker with a slow clock tick does
+/// not lose its row while it renews.
+const WORKER_ROW_RETENTION: &str = "10 minutes";
+
+// Whether there is anything to sweep: most installations have no nodes of this kind.
+const IS_ANY_SWEPT: &str = formatcp!(
+    "
+SELECT EXISTS (SELECT FROM nodes WHERE kind = '{HTTP_PUSH}') OR EXISTS (SELECT FROM push_mailboxes)
+    OR EXISTS (SELECT FROM push_workers WHERE lease_until < relay_now() - interval '{WORKER_ROW_RETENTION}')"
+);
+
 // Releases mailboxes of expired workers. A worker without a row has retired, or was removed long after its lease ended.
 const RELEASE_EXPIRED: &str = "
 WITH expired AS MATERIALIZED (
@@ -339,6 +350,11 @@ impl Store {
     /// makes mailboxes due whose hint was lost. Does nothing while another worker runs a step.
     pub async fn sweep_push_mailboxes(&self) -> StoreResult<SweepStep> {
         let doing = "sweeping push mailboxes";
+        let is_any_swept: bool =
+            sqlx::query_scalar(IS_ANY_SWEPT).fetch_one(&self.pool).await.map_err(StoreError::from_sqlx(doing))?;
+        if !is_any_swept {
+            return Ok(SweepStep::default());
+        }
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let from = match lock_state::<SweepPosition>(&mut tx, SWEEP_LOOP).await? {
             LoopState::Busy => return Ok(SweepStep::default()),
@@ -346,11 +362,12 @@ impl Store {
         };
         let released =
             sqlx::query(RELEASE_EXPIRED).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?.rows_affected();
-        // Much later than the lease, so that a worker with a slow clock tick does not lose its row while it renews.
-        sqlx::query("DELETE FROM push_workers WHERE lease_until < relay_now() - interval '10 minutes'")
-            .execute(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        sqlx::query(formatcp!(
+            "DELETE FROM push_workers WHERE lease_until < relay_now() - interval '{WORKER_ROW_RETENTION}'"
+        ))
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
         let mut repaired = 0;
         // The join over all nodes runs once per pass, not at every step.
         if from == SweepPosition::START {

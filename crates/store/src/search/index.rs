@@ -216,6 +216,9 @@ impl Store {
         page: i64,
     ) -> StoreResult<IndexStep> {
         let doing = "indexing messages";
+        if which == IndexedWorkspaces::Wanted && !self.wants_any_index().await? {
+            return Ok(IndexStep::default());
+        }
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let from = match lock_state::<i64>(&mut tx, which.state()).await? {
             LoopState::Busy => return Ok(IndexStep::default()),
@@ -241,6 +244,18 @@ impl Store {
 }
 
 impl Store {
+    /// Returns whether the index of any workspace is wanted.
+    async fn wants_any_index(&self) -> StoreResult<bool> {
+        // The first condition on the time is that of the index.
+        sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM search_progress
+                             WHERE wanted_until > '-infinity' AND wanted_until > relay_now())",
+        )
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("looking for wanted search indexes"))
+    }
+
     /// Marks the index of a workspace as wanted. Most calls find it marked and write nothing.
     pub async fn want_index(&self, scope: WorkspaceScope) -> StoreResult<()> {
         sqlx::query(

@@ -464,6 +464,22 @@ impl Store {
         Ok(ids.into_iter().map(WorkspaceScope::from_engine_row).collect())
     }
 
+    /// Returns whether an active subscription has unmatched events or pending deliveries. Otherwise none can be claimed.
+    pub async fn has_open_subscriptions(&self) -> StoreResult<bool> {
+        sqlx::query_scalar(
+            "SELECT EXISTS (
+                 SELECT FROM subscriptions s LEFT JOIN event_heads h USING (workspace_id)
+                  WHERE s.is_active
+                    AND (s.event_cursor IS NULL OR s.event_cursor < coalesce(h.next_seq, 1) - 1
+                         OR EXISTS (SELECT FROM subscription_deliveries d
+                                     WHERE d.workspace_id = s.workspace_id AND d.subscription_id = s.subscription_id
+                                       AND d.status = 'pending')))",
+        )
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("looking for open subscriptions"))
+    }
+
     /// Returns the time for which the oldest pending delivery has been due, in seconds; 0 when none is due. Deliveries of
     /// disabled subscriptions and of suspended workspaces are not due.
     pub async fn subscription_lag(&self) -> StoreResult<f64> {
