@@ -9,6 +9,7 @@ mod direct_agents;
 mod invocation_scan;
 mod liveness;
 mod notices;
+mod queue;
 mod registry;
 mod relist_pause;
 mod revocation;

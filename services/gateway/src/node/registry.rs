@@ -24,13 +24,13 @@ use relay_engine::{
     mailboxes::serving::{ConnectedProvider, Fence, MailboxPosition},
     processes::gateway_lease::LEASE,
 };
-use relay_tasks::spawn_isolated;
-use tokio::sync::{Notify, broadcast, mpsc, oneshot};
+use tokio::sync::{Notify, broadcast, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     notices::{MissedWindow, Notice},
+    queue::{Receiver, Sender, queue},
     relist_pause::RelistPause,
     silence_checks::{MAILBOXES_PER_QUERY, Unchecked},
 };
@@ -68,21 +68,18 @@ pub(super) enum Event {
 #[derive(Debug, Clone)]
 pub(super) struct Handle {
     pub(super) id: u64,
-    events: mpsc::Sender<Event>,
+    events: Sender<Event>,
 }
 
 impl Handle {
     /// Sends an event. False if the queue is full or the connection has ended.
     pub(super) fn try_send(&self, event: Event) -> bool {
-        self.events.try_send(event).is_ok()
+        self.events.try_send(event)
     }
 
-    /// Closes the connection. Unlike other events, a close waits for room in the queue.
+    /// Closes the connection. Unlike other events, a close needs no room in the queue.
     pub(super) fn close(&self, code: u16, reason: &'static str) {
-        let events = self.events.clone();
-        spawn_isolated("connection", async move {
-            let _ = events.send(Event::Close { code, reason }).await;
-        });
+        self.events.send_above_limit(Event::Close { code, reason });
     }
 }
 
@@ -175,13 +172,8 @@ impl Registry {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn add_peer(
-        &self,
-        scope: WorkspaceScope,
-        node: &NodeId,
-        token: TokenHash,
-    ) -> (Handle, mpsc::Receiver<Event>) {
-        let (events, inbox) = mpsc::channel(MAX_QUEUED_EVENTS);
+    pub(super) fn add_peer(&self, scope: WorkspaceScope, node: &NodeId, token: TokenHash) -> (Handle, Receiver<Event>) {
+        let (events, inbox) = queue(MAX_QUEUED_EVENTS);
         let handle = Handle { id: self.ids.fetch_add(1, Ordering::Relaxed), events };
         let mut maps = self.maps();
         maps.peers.insert(

@@ -270,15 +270,15 @@ mod tests {
 
     use relay_domain::{WorkspaceId, access::token::TokenHash};
     use relay_engine::mailboxes::serving::Fence;
-    use tokio::sync::mpsc;
 
     use super::*;
+    use crate::node::queue::Receiver;
 
     fn scope() -> WorkspaceScope {
         WorkspaceScope::from_engine_row(WorkspaceId::new(1))
     }
 
-    fn connect(registry: &Registry, node: &str, provider: &str) -> (Handle, Fence, mpsc::Receiver<Event>) {
+    fn connect(registry: &Registry, node: &str, provider: &str) -> (Handle, Fence, Receiver<Event>) {
         let (node_id, provider) = (NodeId::new(node), ProviderName::new(provider));
         let fence = Fence { scope: scope(), node_id, provider, epoch: 1 };
         let (handle, inbox) = registry.add_peer(scope(), &fence.node_id, TokenHash::from_token("nt_live_x"));
@@ -290,13 +290,13 @@ mod tests {
     fn apply(
         registry: &Registry,
         changes: &[MailboxChange],
-        inboxes: &mut [&mut mpsc::Receiver<Event>],
+        inboxes: &mut [&mut Receiver<Event>],
     ) -> (Vec<i64>, Vec<bool>) {
         *registry.unchecked() = Unchecked::default();
         registry.apply_changes(changes);
         let mut behind: Vec<i64> = registry.unchecked().mailboxes.iter().map(|(_, agent)| agent.get()).collect();
         behind.sort_unstable();
-        let lists = inboxes.iter_mut().map(|inbox| matches!(inbox.try_recv(), Ok(Event::Relist)));
+        let lists = inboxes.iter_mut().map(|inbox| matches!(inbox.try_recv(), Some(Event::Relist)));
         (behind, lists.collect())
     }
 

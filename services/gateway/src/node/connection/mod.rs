@@ -48,7 +48,7 @@ use relay_engine::{
 };
 use relay_runtime::server::ReadGate;
 use relay_tasks::{isolate, spawn_isolated};
-use tokio::{sync::mpsc, time::Instant};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -61,7 +61,10 @@ use self::{
     served_agent::OutgoingFrame,
     state::{ConnectionState, NOT_REGISTERED},
 };
-use super::registry::{Event, Handle};
+use super::{
+    queue::Receiver,
+    registry::{Event, Handle},
+};
 use crate::state::AppState;
 
 /// Time that frames received before the end may take.
@@ -150,7 +153,7 @@ pub(super) async fn serve_socket(socket: WebSocket, app: AppState, family: Famil
 }
 
 impl Connection {
-    async fn run(&mut self, inbound: &mut Inbound, events: &mut mpsc::Receiver<Event>) {
+    async fn run(&mut self, inbound: &mut Inbound, events: &mut Receiver<Event>) {
         while self.state.closing().is_none() && !self.outbound.is_closed() {
             let accepts_input = self.state.accepts_input(Instant::now()) && !self.outbound.is_crowded();
             // The writer has made room since the last step looked.

@@ -1,4 +1,4 @@
-//! Outbound queue of a socket: a bounded channel and the task that writes it. [`DeliveryTraces`] are the spans of the
+//! Outbound queue of a socket: a bounded queue and the task that writes it. [`DeliveryTraces`] are the spans of the
 //! deliveries that leave through it, and of their acks.
 
 use std::{
@@ -13,12 +13,14 @@ use std::{
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use futures::{SinkExt as _, stream::SplitSink};
 use relay_domain::mailboxes::stream::Seq;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
+
+use crate::node::queue::{Receiver, Sender, queue};
 
 /// Deliveries queue up to this many bytes or frames. A slow socket thus stops its own agents only.
 const FULL_BYTES: usize = 256 * 1024;
 const FULL_FRAMES: usize = 512;
-/// Slots of the channel. Replies and notices may exceed the delivery limit up to here. Beyond it the peer does not
+/// Frames that wait at most. Replies and notices may exceed the delivery limit up to here. Beyond it the peer does not
 /// read its replies, and the connection ends.
 const SLOTS: usize = 2048;
 /// A socket that accepts nothing for this long is closed.
@@ -63,14 +65,14 @@ impl Room {
 
 /// Sender side of the queue.
 pub(super) struct Outbound {
-    sender: mpsc::Sender<Message>,
+    sender: Sender<Message>,
     state: Arc<QueueState>,
 }
 
 impl Outbound {
     /// Creates a queue and the task that writes it to the socket until either side ends.
     pub(super) fn new(sink: SplitSink<WebSocket, Message>) -> (Self, impl Future<Output = ()>) {
-        let (sender, receiver) = mpsc::channel(SLOTS);
+        let (sender, receiver) = queue(SLOTS);
         let state = Arc::new(QueueState::default());
         (Self { sender, state: Arc::clone(&state) }, drain_queue(sink, receiver, state))
     }
@@ -134,7 +136,7 @@ impl Outbound {
         let size = size_of(&message);
         self.state.bytes.fetch_add(size, Ordering::Relaxed);
         self.state.frames.fetch_add(1, Ordering::Relaxed);
-        if self.sender.try_send(message).is_err() {
+        if !self.sender.try_send(message) {
             self.state.closed.store(true, Ordering::Relaxed);
             self.state.drained.notify_one();
         }
@@ -148,11 +150,7 @@ fn size_of(message: &Message) -> usize {
     }
 }
 
-async fn drain_queue(
-    mut sink: SplitSink<WebSocket, Message>,
-    mut queue: mpsc::Receiver<Message>,
-    state: Arc<QueueState>,
-) {
+async fn drain_queue(mut sink: SplitSink<WebSocket, Message>, mut queue: Receiver<Message>, state: Arc<QueueState>) {
     while let Some(first) = queue.recv().await {
         let closing = matches!(first, Message::Close(_));
         let (mut bytes, mut frames) = (size_of(&first), 1);
@@ -161,7 +159,7 @@ async fn drain_queue(
         let written = tokio::time::timeout(if closing { CLOSE_TIMEOUT } else { WRITE_TIMEOUT }, async {
             sink.feed(first).await?;
             // Frames that are already queued go out in one write.
-            while let Ok(next) = queue.try_recv() {
+            while let Some(next) = queue.try_recv() {
                 bytes += size_of(&next);
                 frames += 1;
                 unwritten.push(next.clone());
@@ -224,8 +222,8 @@ impl DeliveryTraces {
 mod tests {
     use super::*;
 
-    fn outbound() -> (Outbound, mpsc::Receiver<Message>) {
-        let (sender, receiver) = mpsc::channel(SLOTS);
+    fn outbound() -> (Outbound, Receiver<Message>) {
+        let (sender, receiver) = queue(SLOTS);
         (Outbound { sender, state: Arc::default() }, receiver)
     }
 
