@@ -10,6 +10,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
+use futures::FutureExt as _;
 use relay_domain::{
     access::token::{TokenHash, TokenKind},
     nodes::NodeRole,
@@ -110,11 +111,10 @@ pub(crate) async fn upgrade(
         .protocols([SOCKET_PROTOCOL])
         .max_message_size(READ_LIMIT)
         .max_frame_size(READ_LIMIT)
-        .read_buffer_size(SOCKET_BUFFER)
-        .write_buffer_size(SOCKET_BUFFER);
-    Ok(socket.on_upgrade(move |socket| async move {
-        let peer = connection::Peer { node, token: hash, is_direct: direct, gate };
-        connection::serve_socket(socket, state, family, peer).await;
-        drop((seat, client));
+        .read_buffer_size(READ_BUFFER)
+        .write_buffer_size(WRITE_BUFFER);
+    let peer = connection::Peer { node, token: hash, is_direct: direct, gate };
+    Ok(socket.on_upgrade(move |socket| {
+        connection::serve_socket(socket, state, family, peer).map(move |()| drop((seat, client)))
     }))
 }

@@ -120,7 +120,14 @@ impl Drop for Route {
 }
 
 /// Serves a node's socket until it ends.
-pub(super) async fn serve_socket(socket: WebSocket, app: AppState, family: FamilyId, peer: Peer) {
+///
+/// No `async fn`, whose future would keep room for the arguments, above all the socket, besides what is made of them.
+pub(super) fn serve_socket(
+    socket: WebSocket,
+    app: AppState,
+    family: FamilyId,
+    peer: Peer,
+) -> impl Future<Output = ()> + Send {
     let Peer { node, token, is_direct, gate } = peer;
     let (sink, inbound) = socket.split();
     let mut inbound = Inbound::new(inbound, gate, app.connections.bodies.clone(), family);
@@ -145,11 +152,14 @@ pub(super) async fn serve_socket(socket: WebSocket, app: AppState, family: Famil
         jobs: FuturesUnordered::new(),
         closed: CancellationToken::new(),
     };
-    // After a panic as well, the routes and the provider are released: the client reconnects and resumes.
-    if isolate("connection", connection.run(&mut inbound, &mut events)).await.is_none() {
-        connection.state.close(INTERNAL);
+    async move {
+        // After a panic as well, the routes and the provider are released: the client reconnects and resumes.
+        if isolate("connection", connection.run(&mut inbound, &mut events)).await.is_none() {
+            connection.state.close(INTERNAL);
+        }
+        // Apart from this future, which would have room for it from the start.
+        Box::pin(connection.shut_down(inbound, writer)).await;
     }
-    connection.shut_down(inbound, writer).await;
 }
 
 impl Connection {
