@@ -151,7 +151,8 @@ impl ConnectionState {
         } else {
             let delayed_acks = binding.rereads_after_ack.then(DelayedAcks::default);
             self.names.insert(position.agent_name.clone(), agent);
-            self.agents.insert(agent, ServedAgent::new(position.agent_name.clone(), self.now(), delayed_acks));
+            let served = ServedAgent::new(position.agent_name.clone(), self.now(), delayed_acks);
+            self.agents.insert(agent, Box::new(served));
             self.emit(Effect::Route { agent, tail });
         }
         if let (Some(start), Some(served)) = (start, self.agents.get_mut(&agent)) {

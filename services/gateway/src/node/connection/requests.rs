@@ -40,6 +40,11 @@ impl RequestQueue {
         self.waiting.push_back(request);
     }
 
+    /// Returns memory that no waiting request needs.
+    pub(super) fn shrink_to_fit(&mut self) {
+        self.waiting.shrink_to_fit();
+    }
+
     /// Returns the next request that may start.
     pub(super) fn start_next(&mut self) -> Option<Job> {
         if self.is_busy {

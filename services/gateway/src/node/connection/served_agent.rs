@@ -149,7 +149,8 @@ pub(super) struct ServedAgent {
     pub(super) adopted: Instant,
     /// Set for clients whose acks are stored with a delay.
     pub(super) delayed_acks: Option<DelayedAcks>,
-    probe: Option<Probe>,
+    /// Boxed, since it ends soon.
+    probe: Option<Box<Probe>>,
     /// Frame whose ack latency is being measured.
     ack_timer: Option<(Seq, Instant)>,
     /// Next seq that [`Self::take_next_change`] has returned.
@@ -186,7 +187,7 @@ impl ServedAgent {
             Start::ReportedFloor(floor) => self.open_at(floor + 1, position),
             Start::Probe if position.ack_floor == 0 => self.open_at(1, position),
             Start::Probe | Start::ProbeAlways => {
-                self.probe = Some(Probe { sent: None, position: position.clone(), verifying: false });
+                self.probe = Some(Box::new(Probe { sent: None, position: position.clone(), verifying: false }));
                 return true;
             }
         }

@@ -66,7 +66,8 @@ pub(super) struct ConnectionState {
     started: Instant,
     /// The provider that the connection registered as; `None` before its registration.
     pub(super) binding: Option<ProviderBinding>,
-    pub(super) agents: HashMap<AgentId, ServedAgent>,
+    /// Boxed, since the table of a direct node has four places.
+    pub(super) agents: HashMap<AgentId, Box<ServedAgent>>,
     pub(super) names: HashMap<String, AgentId>,
     /// Agents that a reply or an inventory of this connection has named as running.
     pub(super) named_agents: HashSet<AgentId>,
@@ -444,6 +445,10 @@ impl ConnectionState {
             return;
         }
         self.ticked = now;
+        // Most connections are idle after their registration. Busy ones allocate again once in a while.
+        self.effects.shrink_to_fit();
+        self.queued.shrink_to_fit();
+        self.requests.shrink_to_fit();
         if self.probing > 0 {
             self.expire_late_probes();
         }
