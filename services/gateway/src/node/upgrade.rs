@@ -37,8 +37,11 @@ pub(super) const FRAME_LIMIT: usize = 1024 * 1024;
 /// Larger frames are refused at their first byte. Of frames between the two limits, what exceeds the first is read and
 /// dropped, so that they get an orderly close.
 const READ_LIMIT: usize = 8 * 1024 * 1024;
-/// Read and write buffers per socket: small, because most sockets are idle.
-const SOCKET_BUFFER: usize = 4 * 1024;
+/// Read buffer of each socket. It is allocated from the start, and most sockets are idle; a larger frame gets memory of
+/// its own size, and is read in pieces of this size.
+const READ_BUFFER: usize = 1024;
+/// Bytes of frames that are written together. The buffer takes memory only once there are frames.
+const WRITE_BUFFER: usize = 4 * 1024;
 
 /// The token may be in the query, which is never logged.
 #[derive(Deserialize, utoipa::IntoParams)]
