@@ -17,6 +17,7 @@ use crate::{
     events::announcement::Announcement,
     fair_places::{FairPlaces, Place},
     hints::Hints,
+    id_source::WorkerNumber,
     workspaces::families::Families,
 };
 
@@ -33,6 +34,7 @@ pub(crate) struct Core {
     pub(crate) bodies: ByteBudget<FamilyId>,
     /// Memory for message bodies in answers to clients, until they are sent.
     pub(crate) answers: ByteBudget<FamilyId>,
+    pub(crate) worker_number: Arc<WorkerNumber>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
     /// Places of reads that scan. They share the database with commits.

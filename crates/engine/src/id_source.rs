@@ -11,6 +11,41 @@ use std::{
 use relay_domain::snowflake::SnowflakeGenerator;
 use relay_store::{Store, StoreResult};
 
+/// Lease time of a worker number, in seconds.
+pub(crate) const WORKER_LEASE_SECONDS: i32 = 60;
+
+/// Leased worker number of a running process.
+#[derive(Debug)]
+pub(crate) struct WorkerNumber {
+    owner: String,
+    number: Mutex<i16>,
+}
+
+impl WorkerNumber {
+    pub(crate) fn new(owner: String, number: i16) -> Self {
+        Self { owner, number: Mutex::new(number) }
+    }
+
+    /// Renews the lease, or takes another number if it was lost, and synchronizes the clock.
+    ///
+    /// A number is lost if this process was paused, or Postgres was unavailable, for longer than the lease, or with the
+    /// end of a database that was replaced. Numbers are leased longest-free first, so that a number just lost is not in
+    /// use elsewhere.
+    pub(crate) async fn renew(&self, store: &Store, ids: &IdSource) -> StoreResult<()> {
+        let number = *self.number.lock().unwrap_or_else(PoisonError::into_inner);
+        if !store.renew_worker_id(number, &self.owner, WORKER_LEASE_SECONDS).await?
+            && let Some(fresh) = store.lease_worker_id(&self.owner, WORKER_LEASE_SECONDS).await?
+        {
+            tracing::warn!(lost = number, leased = fresh, "replaced a lost worker number");
+            // Under the lock: two renewals at once may have leased one each.
+            let mut number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
+            *number = fresh;
+            ids.change_worker(fresh.unsigned_abs());
+        }
+        ids.synchronize(store).await
+    }
+}
+
 /// Generator of the ids of this process.
 #[derive(Debug)]
 pub struct IdSource {

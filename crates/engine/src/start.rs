@@ -3,7 +3,7 @@
 use std::{num::NonZeroU8, sync::Arc, time::Duration};
 
 use relay_egress::EgressConfig;
-use relay_store::{DatabaseAddress, Store, StoreError};
+use relay_store::{DatabaseAddress, Store};
 use relay_stream::{Clock, NatsServers, ProcessIdentity, Stream};
 use relay_tasks::{TaskSet, byte_budget::ByteBudget};
 use tokio::sync::mpsc;
@@ -27,6 +27,7 @@ use crate::{
     files::FilesConfig,
     handles::{Queues, queues},
     hints::{self, Hints},
+    id_source::{WORKER_LEASE_SECONDS, WorkerNumber},
     mailboxes::{claim_waits, cursors},
     messages::{committer, fanouts, publisher},
     migrations::wait_for_schema,
@@ -37,8 +38,6 @@ use crate::{
     workspaces::{families::Families, suspensions},
 };
 
-/// Lease time of a worker number, in seconds.
-const WORKER_LEASE_SECONDS: i32 = 60;
 /// Interval of lease renewals and clock checks.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// Bound of the contents of deliveries that a process holds. Decoding takes up to three times as much for a moment.
@@ -105,6 +104,7 @@ impl Engine {
             bodies: ByteBudget::new("deliveries", BODY_BYTES),
             answers: ByteBudget::new("answers", ANSWER_BYTES),
             refusals: Arc::default(),
+            worker_number: Arc::new(WorkerNumber::new(owner, worker)),
             gateway: Arc::default(),
             scans: FairPlaces::new(CONCURRENT_SCANS),
             large_reads: FairPlaces::new(CONCURRENT_LARGE_READS),
@@ -128,7 +128,7 @@ impl Engine {
         tasks.spawn("recovery", recovery::run(weak()));
         tasks.spawn("suspensions", suspensions::run(weak()));
         tasks.spawn("connection-gauges", connection_gauges::run(weak()));
-        tasks.spawn("worker-number", maintain_worker_number(weak(), worker, owner));
+        tasks.spawn("worker-number", maintain_worker_number(weak()));
         Ok(engine)
     }
 
@@ -219,31 +219,13 @@ async fn wait_for_worker(store: &Store, owner: &str) -> EngineResult<i16> {
 }
 
 /// Renews the worker number and synchronizes the clock until the engine is dropped.
-///
-/// A lost number (this process was paused, or Postgres was unavailable, for longer than the lease) is replaced. Numbers
-/// are leased longest-free first, so that a number just lost is not in use elsewhere.
-async fn maintain_worker_number(engine: std::sync::Weak<Inner>, mut worker: i16, owner: String) {
+async fn maintain_worker_number(engine: std::sync::Weak<Inner>) {
     loop {
         tokio::time::sleep(RENEW_EVERY).await;
         let Some(inner) = engine.upgrade() else { return };
-        match renew_worker_number(&inner, worker, &owner).await {
-            Ok(now) => worker = now,
-            Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "failed to renew the worker number");
-            }
+        let Core { worker_number, store, ids, .. } = &inner.core;
+        if let Err(error) = worker_number.renew(store, ids).await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to renew the worker number");
         }
     }
-}
-
-async fn renew_worker_number(inner: &Inner, worker: i16, owner: &str) -> Result<i16, StoreError> {
-    let mut current = worker;
-    if !inner.core.store.renew_worker_id(worker, owner, WORKER_LEASE_SECONDS).await?
-        && let Some(fresh) = inner.core.store.lease_worker_id(owner, WORKER_LEASE_SECONDS).await?
-    {
-        tracing::warn!(lost = worker, leased = fresh, "replaced a lost worker number");
-        inner.core.ids.change_worker(fresh.unsigned_abs());
-        current = fresh;
-    }
-    inner.core.ids.synchronize(&inner.core.store).await?;
-    Ok(current)
 }

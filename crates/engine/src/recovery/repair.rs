@@ -254,12 +254,12 @@ impl<'a> DatabaseRepair<'a> {
                 after = last;
             }
         }
-        metrics::counter!(metric_names::RECOVERIES).increment(1);
-        metrics::counter!(metric_names::DELIVERIES_RECOVERED).increment(report.recovered);
         if !margin.without_log {
             self.record_logs().await?;
         }
         self.store.adopt_database(Some(&report.to_value())).await?;
+        metrics::counter!(metric_names::RECOVERIES).increment(1);
+        metrics::counter!(metric_names::DELIVERIES_RECOVERED).increment(report.recovered);
         Ok(report)
     }
 
