@@ -87,11 +87,14 @@ impl Actions {
             }
             (None, Some(error)) => Err(truncate_error(error)),
         };
-        let outcome =
-            InvocationOutcome { scope, invocation: id, source: OutcomeSource::Handler(agent), result, duration_ms };
+        let source = OutcomeSource::Handler(agent);
+        // Only nodes release agents.
+        let outcome = InvocationOutcome { scope, invocation: id, source, result, duration_ms, is_release_ended: true };
         match self.calls.record_outcome(self.core.family(scope).await, outcome).await? {
             OutcomeRecording::Recorded(row) => Ok(*row),
-            OutcomeRecording::Refused => self.find_invocation(scope, action, id).await,
+            OutcomeRecording::Refused | OutcomeRecording::OpenRelease(_) => {
+                self.find_invocation(scope, action, id).await
+            }
         }
     }
 
@@ -121,14 +124,25 @@ impl Actions {
             },
             Err(error) => Err(truncate_error(error)),
         };
-        if let Ok(output) = &result {
-            self.end_released(fence, id, output["released"].as_bool()).await?;
+        let is_released = result.as_ref().ok().and_then(|output| output["released"].as_bool());
+        let outcome = InvocationOutcome {
+            scope: fence.scope,
+            invocation: id,
+            source: OutcomeSource::Provider(fence.clone()),
+            is_release_ended: result.is_err() || is_released == Some(false),
+            result,
+            duration_ms: None,
+        };
+        let family = self.core.family(fence.scope).await;
+        let mut recording = self.calls.record_outcome(family, outcome).await?;
+        if let OutcomeRecording::OpenRelease(outcome) = recording {
+            self.end_released(fence, id, is_released).await?;
+            let outcome = InvocationOutcome { is_release_ended: true, ..*outcome };
+            recording = self.calls.record_outcome(family, outcome).await?;
         }
-        let source = OutcomeSource::Provider(fence.clone());
-        let outcome = InvocationOutcome { scope: fence.scope, invocation: id, source, result, duration_ms: None };
-        Ok(match self.calls.record_outcome(self.core.family(fence.scope).await, outcome).await? {
+        Ok(match recording {
             OutcomeRecording::Recorded(_) => ProviderResultOutcome::Recorded,
-            OutcomeRecording::Refused => {
+            OutcomeRecording::Refused | OutcomeRecording::OpenRelease(_) => {
                 metrics::counter!(relay_domain::metric_names::ACTION_RESULTS_REFUSED).increment(1);
                 ProviderResultOutcome::Refused
             }
@@ -140,9 +154,6 @@ impl Actions {
     /// is free when the caller learns of it; a process that stops between the two leaves an open invocation, which the
     /// node answers again.
     async fn end_released(&self, fence: &Fence, id: InvocationId, is_released: Option<bool>) -> EngineResult<()> {
-        if is_released == Some(false) {
-            return Ok(());
-        }
         let Some(agent) = self.core.store.agent_of_release(fence, id).await? else { return Ok(()) };
         if agent.is_placed_on_policy && is_released.is_none() {
             return Ok(());

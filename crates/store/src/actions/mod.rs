@@ -1,6 +1,6 @@
 //! Actions: definitions, invocations with their placement and outcomes, and triggers. Callers: the engine's action,
-//! agent and trigger use cases. [`invoke`] creates invocations, [`redispatch`] retries them, [`outcomes`] completes
-//! them; all three place and write in one transaction.
+//! agent and trigger use cases. [`invoke`] creates invocations, [`redispatch`] retries them, [`record_outcomes`] and
+//! [`outcomes`] complete them. Each places and writes in one transaction.
 
 pub(crate) mod candidates;
 pub mod defining;
@@ -12,6 +12,7 @@ pub(crate) mod invoke_rows;
 pub mod new_invocation;
 pub(crate) mod outcome_notices;
 pub mod outcomes;
+pub(crate) mod record_outcomes;
 pub mod redispatch;
 pub(crate) mod result_deliveries;
 pub mod triggers;

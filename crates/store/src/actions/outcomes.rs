@@ -1,6 +1,7 @@
 //! Outcomes of invocations. The first outcome is final, later ones are refused. An outcome is recorded together with
 //! its event and, if durable, its delivery. Main types: [`InvocationOutcome`] and [`OutcomeBatch`]; called by the
-//! engine's outcome use cases and its invocation worker.
+//! engine's invocation worker and by transactions that end invocations. [`super::record_outcomes`] records the outcomes
+//! that handlers report.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -15,18 +16,14 @@ use relay_wire::{
     field::ToValue as _,
 };
 use serde_json::Value;
-use sqlx::{
-    Postgres, Row as _,
-    postgres::{PgArguments, PgRow},
-    query::Query,
-};
+use sqlx::{Postgres, postgres::PgArguments, query::Query};
 
 use crate::{
     Store, StoreError, StoreResult,
     actions::{
         invocations::{COLUMNS, decode_invocations},
         redispatch::HANDLER_UNREACHABLE,
-        result_deliveries,
+        result_deliveries::{WrittenResult, write_results},
     },
     connections::Session,
     events::{self, Event, RecordedEvents},
@@ -52,6 +49,8 @@ pub struct InvocationOutcome {
     pub result: Result<Value, String>,
     /// Duration in milliseconds as reported by the handler.
     pub duration_ms: Option<i64>,
+    /// `false`: if the invocation is the release of an agent, the agent has to be ended first.
+    pub is_release_ended: bool,
 }
 
 /// Result of recording one outcome.
@@ -60,6 +59,8 @@ pub enum OutcomeRecording {
     Recorded(Box<Invocation>),
     /// The invocation already has an outcome, or the sender is not its handler.
     Refused,
+    /// The invocation is a release that is not ended: this outcome is to be submitted again after the end of its agent.
+    OpenRelease(Box<InvocationOutcome>),
 }
 
 /// Result of recording outcomes, with the notifications to send after the commit.
@@ -86,70 +87,7 @@ pub struct OutcomeNotice {
     pub data: Value,
 }
 
-// Locks the rows in id order, then accepts the first valid outcome of each invocation. A provider may answer an
-// invocation that returned to `pending` when its connection broke, until another provider has it. The broker of a
-// handling agent may report that the agent is unreachable. `greatest(0, …)` is needed because start and end come from
-// the clocks of two processes.
-const RECORD_OUTCOMES: &str = "
-WITH r AS (
-    SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bool[], $7::bigint[],
-                         $8::text[], $9::text[], $10::bigint[]) WITH ORDINALITY
-           AS r (workspace_id, invocation_id, node_id, provider, epoch, by_provider, agent_id,
-                 output, error, duration_ms, ord)
-), locked AS MATERIALIZED (
-    SELECT r.ord, i.workspace_id, i.invocation_id
-      FROM r JOIN invocations i USING (workspace_id, invocation_id)
-     WHERE i.completed_at IS NULL
-     ORDER BY i.workspace_id, i.invocation_id, r.ord
-       FOR UPDATE OF i
-), valid AS (
-    SELECT DISTINCT ON (r.workspace_id, r.invocation_id) r.*
-      FROM locked l
-      JOIN r USING (ord)
-      JOIN invocations i ON i.workspace_id = l.workspace_id AND i.invocation_id = l.invocation_id
-     WHERE CASE WHEN r.by_provider THEN
-                EXISTS (SELECT FROM providers p
-                         WHERE p.workspace_id = r.workspace_id AND p.node_id = r.node_id
-                           AND p.provider = r.provider AND p.epoch = r.epoch)
-                AND (i.node_id = r.node_id AND i.provider = r.provider AND i.status IN ('dispatched', 'pending')
-                     OR i.status = 'invoked' AND EXISTS (
-                        SELECT FROM agents a
-                         WHERE a.workspace_id = i.workspace_id AND a.agent_id = i.handler_agent_id
-                           AND a.node_id = r.node_id AND (a.provider IS NULL OR a.provider = r.provider)))
-           ELSE i.handler_agent_id IS NOT NULL AND (r.agent_id IS NULL OR i.handler_agent_id = r.agent_id)
-           END
-     ORDER BY r.workspace_id, r.invocation_id, r.ord
-)
-UPDATE invocations i
-   SET status = CASE WHEN v.error IS NULL THEN 'completed' ELSE 'failed' END,
-       output = v.output::json, error = v.error, reserves = false, completed_at = $11,
-       duration_ms = coalesce(v.duration_ms, greatest(0,
-           (extract(epoch FROM $11 - coalesce(i.sent_at, i.dispatched_at, i.created_at)) * 1000)::bigint))
-  FROM valid v
- WHERE i.workspace_id = v.workspace_id AND i.invocation_id = v.invocation_id AND i.completed_at IS NULL
-RETURNING v.ord, ";
-
 impl Store {
-    /// Records outcomes. A refused outcome changes nothing.
-    pub async fn record_outcomes(&self, results: &[InvocationOutcome], at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
-        let doing = "recording outcomes";
-        let epoch = self.epoch(doing)?;
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let rows = update_outcomes(&mut tx, results, at).await?;
-        let done = decode_invocations(&rows)?;
-        let mut outcomes = vec![OutcomeRecording::Refused; results.len()];
-        for (row, invocation) in rows.iter().zip(&done) {
-            let ord: i64 = row.try_get("ord").map_err(StoreError::from_sqlx(doing))?;
-            // Ordinals count from 1.
-            if let Some(outcome) = usize::try_from(ord - 1).ok().and_then(|nth| outcomes.get_mut(nth)) {
-                *outcome = OutcomeRecording::Recorded(Box::new(invocation.clone()));
-            }
-        }
-        let batch = self.note_epoch(epoch, deliver_outcomes(&mut tx, done, at, epoch).await)?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(OutcomeBatch { outcomes, ..batch })
-    }
-
     /// Completes spawn invocations whose agent has been in an inventory for `quiet` and whose provider has sent no
     /// result. At most `limit` at once.
     pub async fn finish_spawned(&self, quiet: Duration, limit: i64, at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
@@ -222,39 +160,6 @@ impl Store {
     }
 }
 
-/// Writes the valid outcomes into their invocations. Returns the changed rows with the ordinal of the outcome.
-async fn update_outcomes(
-    tx: &mut Session,
-    results: &[InvocationOutcome],
-    at: DateTime<Utc>,
-) -> StoreResult<Vec<PgRow>> {
-    let fence = |outcome: &InvocationOutcome| match &outcome.source {
-        OutcomeSource::Provider(fence) => Some(fence.clone()),
-        OutcomeSource::Handler(_) => None,
-    };
-    let agent = |outcome: &InvocationOutcome| match outcome.source {
-        OutcomeSource::Handler(agent) => agent,
-        OutcomeSource::Provider(_) => None,
-    };
-    let output = |outcome: &InvocationOutcome| outcome.result.as_ref().ok().map(ToString::to_string);
-    let fences: Vec<Option<Fence>> = results.iter().map(fence).collect();
-    sqlx::query(sqlx::AssertSqlSafe(format!("{RECORD_OUTCOMES}{COLUMNS}")))
-        .bind(results.iter().map(|r| r.scope.workspace_id()).collect::<Vec<_>>())
-        .bind(results.iter().map(|r| r.invocation).collect::<Vec<_>>())
-        .bind(fences.iter().map(|f| f.as_ref().map(|f| f.node_id.clone())).collect::<Vec<_>>())
-        .bind(fences.iter().map(|f| f.as_ref().map(|f| f.provider.clone())).collect::<Vec<_>>())
-        .bind(fences.iter().map(|f| f.as_ref().map(|f| f.epoch)).collect::<Vec<_>>())
-        .bind(fences.iter().map(Option::is_some).collect::<Vec<_>>())
-        .bind(results.iter().map(agent).collect::<Vec<_>>())
-        .bind(results.iter().map(output).collect::<Vec<_>>())
-        .bind(results.iter().map(|r| r.result.as_ref().err()).collect::<Vec<_>>())
-        .bind(results.iter().map(|r| r.duration_ms).collect::<Vec<_>>())
-        .bind(at)
-        .fetch_all(tx)
-        .await
-        .map_err(StoreError::from_sqlx("recording outcomes"))
-}
-
 /// Writes deliveries for durable outcomes and an event for each outcome. Returns the notifications, with `outcomes`
 /// empty. Must be the last write of the transaction: appending events locks the workspaces' event logs until the
 /// commit.
@@ -266,14 +171,23 @@ pub(crate) async fn deliver_outcomes(
 ) -> StoreResult<OutcomeBatch> {
     // One order for all transactions, because mailbox heads are locked next.
     done.sort_unstable_by_key(|row| (row.scope.workspace_id(), row.invocation_id));
-    let written = result_deliveries::write_results(tx, &done, at, epoch).await?;
+    let written = write_results(tx, &done, at, epoch).await?;
+    let recorded = events::append_mixed(tx, at, outcome_events(&done)).await?;
+    Ok(OutcomeBatch { recorded, ..notifications(&done, written) })
+}
+
+/// Returns the mailboxes that received an outcome, and notices for the callers of the others.
+pub(crate) fn notifications(done: &[Invocation], written: Vec<WrittenResult>) -> OutcomeBatch {
     let in_mailbox = |row: &Invocation| written.iter().any(|one| one.invocation_id == row.invocation_id);
     let notices = done.iter().filter(|row| !in_mailbox(row)).filter_map(outcome_notice).collect();
     let mut mailboxes: Vec<_> = written.into_iter().map(|one| (one.scope, one.agent_id, one.node_id)).collect();
     mailboxes.dedup();
-    let events = done.iter().map(|row| (row.scope, outcome_event(row))).collect();
-    let recorded = events::append_mixed(tx, at, events).await?;
-    Ok(OutcomeBatch { outcomes: Vec::new(), recorded, mailboxes, notices })
+    OutcomeBatch { mailboxes, notices, ..OutcomeBatch::default() }
+}
+
+/// Creates the events of outcomes, in the order of the rows.
+pub(crate) fn outcome_events(done: &[Invocation]) -> Vec<(WorkspaceScope, Event)> {
+    done.iter().map(|row| (row.scope, OutcomeFacts::from_row(row).event(row.caller_id))).collect()
 }
 
 fn outcome_notice(row: &Invocation) -> Option<OutcomeNotice> {
@@ -323,14 +237,14 @@ impl OutcomeFacts {
             error: self.error.as_deref(),
         })
     }
-}
 
-fn outcome_event(row: &Invocation) -> Event {
-    let facts = OutcomeFacts::from_row(row);
-    let event = Event::new(facts.kind(), facts.data().to_value());
-    match row.caller_id {
-        Some(caller) => event.by_agent(caller),
-        None => event,
+    /// Creates the event of the outcome.
+    pub(crate) fn event(&self, caller: Option<AgentId>) -> Event {
+        let event = Event::new(self.kind(), self.data().to_value());
+        match caller {
+            Some(caller) => event.by_agent(caller),
+            None => event,
+        }
     }
 }
 

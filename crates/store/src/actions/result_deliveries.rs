@@ -1,5 +1,5 @@
 //! Deliveries of durable outcomes: rows in the callers' mailboxes, written in the transaction that records the outcome.
-//! Called by [`super::outcomes`].
+//! Called by [`super::outcomes`]; [`super::record_outcomes`] writes them in its own statement.
 
 use std::collections::HashMap;
 
@@ -10,20 +10,17 @@ use relay_domain::{
     mailboxes::delivery::{Reason, SourceKind},
 };
 
-use crate::{
-    StoreError, StoreResult, connections::Session, mailboxes::settled_floors::count_settled_above,
-    messages::days::day_of,
-};
+use crate::{StoreError, StoreResult, connections::Session, messages::days::day_of};
 
-// A full mailbox gets no row, as with messages; the caller can still read the outcome over REST.
-// Heads are locked in ascending order, as in every writer of mailboxes, so that two transactions cannot deadlock.
-const WRITE: &str = const_format::concatcp!(
-    "
-WITH want AS (
-    SELECT w.workspace_id, w.agent_id, w.source_id,
-           row_number() OVER (PARTITION BY w.workspace_id, w.agent_id ORDER BY w.source_id) AS rank
-      FROM relay_require_epoch($8), unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS w (workspace_id, agent_id, source_id)
-), locked AS MATERIALIZED (
+/// CTEs that write a delivery for each row of `want` (workspace_id, agent_id, source_id, rank), which the caller defines:
+/// `rank` counts the rows of one mailbox from 1. `delivered` has the rows that were written.
+///
+/// A full mailbox gets no row, as with messages; the caller can still read the outcome over REST. Heads are locked in
+/// ascending order, as in every writer of mailboxes, so that two transactions cannot deadlock.
+macro_rules! delivered_results {
+    (day: $day:literal, at: $at:literal, kind: $kind:literal, reason: $reason:literal) => {
+        const_format::concatcp!(
+            "heads AS MATERIALIZED (
     SELECT h.workspace_id, h.agent_id, h.next_seq
       FROM mailbox_heads h
       JOIN (SELECT DISTINCT workspace_id, agent_id FROM want) AS k USING (workspace_id, agent_id)
@@ -32,28 +29,53 @@ WITH want AS (
 ), fitted AS MATERIALIZED (
     SELECT w.*, l.next_seq, a.node_id, s.delivery_ttl_seconds AS ttl
       FROM want w
-      JOIN locked l USING (workspace_id, agent_id)
+      JOIN heads l USING (workspace_id, agent_id)
       JOIN mailbox_cursors c USING (workspace_id, agent_id)
       JOIN agents a USING (workspace_id, agent_id)
       JOIN workspaces s USING (workspace_id)
      WHERE a.deleted_at IS NULL
        AND l.next_seq - 1 - c.settled_floor + w.rank <= s.mailbox_depth
            + ",
-    count_settled_above!("c", "c.settled_floor"),
-    "
+            $crate::mailboxes::settled_floors::count_settled_above!("c", "c.settled_floor"),
+            "
 ), bumped AS (
     UPDATE mailbox_heads h
        SET next_seq = b.next_seq
       FROM (SELECT workspace_id, agent_id, max(next_seq + rank) AS next_seq
               FROM fitted GROUP BY workspace_id, agent_id) AS b
      WHERE h.workspace_id = b.workspace_id AND h.agent_id = b.agent_id
-)
-INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, node_id, reason,
-                        created_at, expires_at)
-SELECT workspace_id, agent_id, next_seq + rank - 1, $4, $6, source_id, node_id, $7, $5,
-       $5::timestamptz + make_interval(secs => ttl)
-  FROM fitted
-RETURNING source_id, node_id"
+), delivered AS (
+    INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, node_id, reason,
+                            created_at, expires_at)
+    SELECT workspace_id, agent_id, next_seq + rank - 1, ",
+            $day,
+            ", ",
+            $kind,
+            ", source_id, node_id, ",
+            $reason,
+            ", ",
+            $at,
+            ", ",
+            $at,
+            "::timestamptz + make_interval(secs => ttl)
+      FROM fitted
+    RETURNING workspace_id, source_id, node_id
+)"
+        )
+    };
+}
+pub(crate) use delivered_results;
+
+const WRITE: &str = const_format::concatcp!(
+    "
+WITH want AS (
+    SELECT w.workspace_id, w.agent_id, w.source_id,
+           row_number() OVER (PARTITION BY w.workspace_id, w.agent_id ORDER BY w.source_id) AS rank
+      FROM relay_require_epoch($8),
+           unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS w (workspace_id, agent_id, source_id)
+), ",
+    delivered_results!(day: "$4", at: "$5", kind: "$6", reason: "$7"),
+    " SELECT source_id, node_id FROM delivered"
 );
 
 /// Delivery that was written.

@@ -16,7 +16,12 @@ use relay_wire::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sqlx::{FromRow, Postgres, postgres::PgArguments, query::Query, types::Json};
+use sqlx::{
+    FromRow, Postgres,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+    types::Json,
+};
 
 use crate::{
     Store, StoreError, StoreResult, connections::Session, decode::decode_rows, messages::days::day_of,
@@ -148,12 +153,16 @@ macro_rules! appended_events {
 }
 pub(crate) use appended_events;
 
+/// End of a statement with [`appended_events!`]: the first seq of each workspace, and whether it is watched.
+pub(crate) const NUMBERED: &str =
+    " SELECT workspace_id, next_seq - n, watched FROM made JOIN raised USING (workspace_id)";
+
 const APPEND: &str = const_format::concatcp!(
     "WITH made AS (
          SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS e (workspace_id, n, events)
      ), ",
     appended_events!("$4", "$5"),
-    "SELECT workspace_id, next_seq - n, watched FROM made JOIN raised USING (workspace_id)"
+    NUMBERED
 );
 
 /// Events of one transaction, as columns with a row for each workspace.
@@ -168,13 +177,7 @@ pub(crate) struct EventColumns {
 impl EventColumns {
     /// Collects events of any workspaces in any order.
     pub(crate) fn collect(at: DateTime<Utc>, events: Vec<(WorkspaceScope, Event)>) -> Self {
-        let mut made: Vec<(WorkspaceScope, Vec<Event>)> = Vec::new();
-        for (scope, event) in events {
-            match made.iter_mut().find(|(known, _)| *known == scope) {
-                Some((_, all)) => all.push(event),
-                None => made.push((scope, vec![event])),
-            }
-        }
+        let made = group_by_workspace(events);
         let mut columns =
             Self { at, events: Vec::new(), workspaces: Vec::new(), counts: Vec::new(), bodies: Vec::new() };
         for (scope, events) in &made {
@@ -195,20 +198,47 @@ impl EventColumns {
 
     /// Returns the events with their seqs, given the first seq of each workspace and whether it is watched.
     pub(crate) fn recorded(self, numbered: &[(WorkspaceId, EventSeq, bool)]) -> Vec<RecordedEvents> {
-        let mut recorded = Vec::with_capacity(numbered.len());
-        for (scope, events) in self.events {
-            let workspace = scope.workspace_id();
-            let Some((_, first_seq, watched)) = numbered.iter().find(|(id, _, _)| *id == workspace) else { continue };
-            recorded.push(RecordedEvents {
-                scope,
-                first_seq: *first_seq,
-                created_at: self.at,
-                events,
-                watched: *watched,
-            });
-        }
-        recorded
+        number_events(self.at, self.events, numbered)
     }
+
+    /// Returns the events with their seqs, given the rows of [`NUMBERED`].
+    pub(crate) fn recorded_by(self, rows: &[PgRow]) -> StoreResult<Vec<RecordedEvents>> {
+        let numbered: Result<Vec<_>, _> = rows.iter().map(FromRow::from_row).collect();
+        Ok(self.recorded(&numbered.map_err(StoreError::from_sqlx("recording events"))?))
+    }
+}
+
+/// Groups events by their workspaces. The events of a workspace keep their order.
+pub(crate) fn group_by_workspace(events: Vec<(WorkspaceScope, Event)>) -> Vec<(WorkspaceScope, Vec<Event>)> {
+    let mut groups: Vec<(WorkspaceScope, Vec<Event>)> = Vec::new();
+    for (scope, event) in events {
+        match groups.iter_mut().find(|(known, _)| *known == scope) {
+            Some((_, all)) => all.push(event),
+            None => groups.push((scope, vec![event])),
+        }
+    }
+    groups
+}
+
+/// Adds their seqs to events that were stored, given the first seq of each workspace and whether it is watched.
+pub(crate) fn number_events(
+    at: DateTime<Utc>,
+    events: Vec<(WorkspaceScope, Vec<Event>)>,
+    numbered: &[(WorkspaceId, EventSeq, bool)],
+) -> Vec<RecordedEvents> {
+    let mut recorded = Vec::with_capacity(numbered.len());
+    for (scope, events) in events {
+        let workspace = scope.workspace_id();
+        let Some((_, first_seq, watched)) = numbered.iter().find(|(id, _, _)| *id == workspace) else { continue };
+        recorded.push(RecordedEvents { scope, first_seq: *first_seq, created_at: at, events, watched: *watched });
+    }
+    recorded
+}
+
+/// Returns the text under which an event is stored, an element of the array of its record.
+pub(crate) fn stored_text(event: &Event) -> String {
+    // Strings, numbers and JSON values always encode.
+    serde_json::to_string(&StoredEvent::from(event)).unwrap_or_default()
 }
 
 /// Appends events of any workspaces in any order. Counters are locked in the order of the workspaces.
@@ -223,8 +253,7 @@ pub(crate) async fn append_mixed(
     let doing = "recording events";
     let columns = EventColumns::collect(at, events);
     let rows = columns.bind(sqlx::query(APPEND)).fetch_all(tx).await.map_err(StoreError::from_sqlx(doing))?;
-    let numbered: Result<Vec<(WorkspaceId, EventSeq, bool)>, _> = rows.iter().map(FromRow::from_row).collect();
-    Ok(columns.recorded(&numbered.map_err(StoreError::from_sqlx(doing))?))
+    columns.recorded_by(&rows)
 }
 
 /// Head of a workspace's event log.

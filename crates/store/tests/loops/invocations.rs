@@ -26,11 +26,23 @@ fn fence(node: &str, provider: &str) -> Fence {
     Fence { scope: scope(), node_id: NodeId::new(node), provider: ProviderName::new(provider), epoch: EPOCH }
 }
 
+/// Outcome that the provider `a` of the node `n1` reports.
+fn outcome_of(invocation: i64, result: Result<Value, String>) -> InvocationOutcome {
+    InvocationOutcome {
+        scope: scope(),
+        invocation: InvocationId::new(invocation),
+        source: OutcomeSource::Provider(fence("n1", "a")),
+        result,
+        duration_ms: None,
+        is_release_ended: false,
+    }
+}
+
 /// What came of each invocation that ended.
 fn ended(done: &OutcomeBatch) -> Vec<(i64, Option<&str>)> {
     let recorded = done.outcomes.iter().filter_map(|outcome| match outcome {
         OutcomeRecording::Recorded(row) => Some((row.invocation_id.get(), row.error.as_deref())),
-        OutcomeRecording::Refused => None,
+        OutcomeRecording::Refused | OutcomeRecording::OpenRelease(_) => None,
     });
     let mut ended: Vec<_> = recorded.collect();
     ended.sort_unstable();
@@ -171,13 +183,7 @@ async fn a_spawn_that_was_taken_back_completes_by_the_inventory_that_lists_its_a
     assert_eq!(ended(&done), [(101, None)]);
     assert_eq!(db.state(101).await, state("completed", Some(1)));
     // One outcome: what its provider says afterwards is refused.
-    let outcome = InvocationOutcome {
-        scope: scope(),
-        invocation: InvocationId::new(101),
-        source: OutcomeSource::Provider(fence("n1", "a")),
-        result: Err("spawn_agent_name_in_use".to_owned()),
-        duration_ms: None,
-    };
+    let outcome = outcome_of(101, Err("spawn_agent_name_in_use".to_owned()));
     assert!(ended(&db.store.record_outcomes(&[outcome], later).await.unwrap()).is_empty());
     assert_eq!(db.number("SELECT count(*) FROM invocations WHERE reserves").await, 0);
 }
@@ -260,6 +266,63 @@ async fn an_invocation_fails_when_its_handler_was_away_for_two_minutes() {
 }
 
 #[tokio::test]
+async fn the_outcome_of_a_release_is_recorded_after_the_end_of_its_agent() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1"]).await;
+    db.spawn(101, "n1").await;
+    db.spawn(102, "n1").await;
+    db.run(&format!("INSERT INTO agent_releases VALUES ({WORKSPACE}, 101, 1, false, now())")).await;
+    let released = outcome_of(101, Ok(json!({ "released": true })));
+    let batch = [released.clone(), outcome_of(102, Ok(Value::Null))];
+    let done = db.store.record_outcomes(&batch, db.now).await.unwrap();
+    assert!(matches!(&done.outcomes[0], OutcomeRecording::OpenRelease(one) if one.invocation == released.invocation));
+    assert_eq!(ended(&done), [(102, None)]);
+    assert_eq!(db.state(101).await, state("dispatched", None));
+    let released = InvocationOutcome { is_release_ended: true, ..released };
+    let done = db.store.record_outcomes(&[released], db.now).await.unwrap();
+    assert_eq!(ended(&done), [(101, None)]);
+}
+
+#[tokio::test]
+async fn each_outcome_has_its_event_and_a_durable_one_its_delivery() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1"]).await;
+    db.run(&format!("INSERT INTO workspaces (workspace_id, name, created_at) VALUES ({WORKSPACE}, 'w', now())")).await;
+    db.agent(1, "caller").await;
+    for invocation in 101..=104 {
+        db.spawn(invocation, "n1").await;
+    }
+    db.run("UPDATE invocations SET caller_id = 1, durable = invocation_id = 102").await;
+    // The first of two counts, and the batch is in no order.
+    let batch = [
+        outcome_of(103, Ok(json!(7))),
+        outcome_of(102, Ok(json!({ "text": "\"quoted\" [1,2]" }))),
+        outcome_of(101, Err("out of order".to_owned())),
+        outcome_of(103, Err("too late".to_owned())),
+    ];
+    let done = db.store.record_outcomes(&batch, db.now).await.unwrap();
+    assert_eq!(ended(&done), [(101, Some("out of order")), (102, None), (103, None)]);
+    assert!(matches!(done.outcomes[3], OutcomeRecording::Refused));
+    assert_eq!(done.mailboxes.len(), 1);
+    assert_eq!(done.notices.iter().map(|notice| notice.invocation.get()).collect::<Vec<_>>(), [101, 103]);
+    assert_eq!(db.number("SELECT source_id FROM deliveries").await, 102);
+    // What is announced is what is stored, in the same order.
+    let [announced] = &done.recorded[..] else { panic!("one workspace") };
+    let stored = db.store.events_since(scope(), announced.first_seq - 1, 10).await.unwrap();
+    assert_eq!(stored.len(), 1);
+    assert_eq!((stored[0].first_seq, &stored[0].events), (announced.first_seq, &announced.events));
+    assert_eq!(
+        announced.events.iter().map(|event| &*event.kind).collect::<Vec<_>>(),
+        ["action.failed", "action.completed", "action.completed"]
+    );
+    // Without a durable one it is another statement.
+    let done = db.store.record_outcomes(&[outcome_of(104, Ok(json!(null)))], db.now).await.unwrap();
+    let stored = db.store.events_since(scope(), announced.first_seq + 2, 10).await.unwrap();
+    assert_eq!((stored[0].first_seq, &stored[0].events), (announced.first_seq + 3, &done.recorded[0].events));
+    assert_eq!((done.mailboxes.len(), done.notices.len()), (0, 1));
+}
+
+#[tokio::test]
 async fn what_ends_before_it_began_took_no_time() {
     let db = Database::fresh().await;
     db.hosts(&["n1"]).await;
@@ -267,13 +330,7 @@ async fn what_ends_before_it_began_took_no_time() {
     db.spawn(102, "n1").await;
     // Of two clocks one is behind.
     db.run("UPDATE invocations SET sent_at = now() + interval '1 hour'").await;
-    let outcome = InvocationOutcome {
-        scope: scope(),
-        invocation: InvocationId::new(101),
-        source: OutcomeSource::Provider(fence("n1", "a")),
-        result: Ok(Value::Null),
-        duration_ms: None,
-    };
+    let outcome = outcome_of(101, Ok(Value::Null));
     assert_eq!(ended(&db.store.record_outcomes(&[outcome], db.now).await.unwrap()), [(101, None)]);
     db.run("UPDATE invocations SET came_up = '{}', came_up_at = now() - interval '1 hour' WHERE invocation_id = 102")
         .await;
