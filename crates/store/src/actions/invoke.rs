@@ -22,7 +22,7 @@ use crate::{
     },
     codes::WS,
     connections::Session,
-    events::{self, Event, RecordedEvents},
+    events::{Event, EventColumns, RecordedEvents},
 };
 
 /// Provider that an invocation was sent to.
@@ -132,10 +132,9 @@ async fn create_invocations(
         }
         outcomes.push(outcome);
     }
-    rows.insert(tx).await?;
     release_keys(tx, &refused_keys).await?;
     let Some(at) = new.first().map(|one| one.at) else { return Ok((outcomes, Vec::new())) };
-    let recorded = events::append_mixed(tx, at, events).await?;
+    let recorded = rows.write(tx, EventColumns::collect(at, events)).await?;
     Ok((outcomes, recorded))
 }
 

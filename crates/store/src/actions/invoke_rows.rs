@@ -1,8 +1,9 @@
-//! Column arrays for the insert of new invocations, used by [`super::invoke`].
+//! Column arrays for the statement that writes new invocations, used by [`super::invoke`].
 
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use const_format::concatcp;
 use relay_domain::{
     AgentId, InvocationId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
     actions::{self, InvocationStatus, PlacementRecord},
@@ -16,6 +17,7 @@ use crate::{
         new_invocation::{Handler, NewInvocation},
     },
     connections::Session,
+    events::{EventColumns, NUMBERED, RecordedEvents, appended_events},
 };
 
 /// Initial state of an invocation.
@@ -102,49 +104,61 @@ impl InvocationColumns {
         i64::try_from(matching.count()).unwrap_or(i64::MAX)
     }
 
-    pub(crate) async fn insert(self, tx: &mut Session) -> StoreResult<()> {
+    /// Writes the rows and appends their events, in one statement. Must be the last one before COMMIT, because it locks
+    /// the counters of events.
+    pub(crate) async fn write(self, tx: &mut Session, events: EventColumns) -> StoreResult<Vec<RecordedEvents>> {
         if self.id.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        sqlx::query(
-            "INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, handler_agent_id,
-                    target_node_id, caller_id, caller_name, input, status, attempt, node_id, provider, dispatched_at,
-                    reserves, tells_caller, due_at, unreachable_since, durable, placements, created_at,
-                    target_provider, only_capacity)
-             SELECT w, i, a, c, h, t, k, n, x::json, s, e, o, p, CASE WHEN o IS NULL THEN NULL ELSE z END,
-                    r, l, d, u, y, q::json, z, f, oc
-               FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bigint[],
-                           $8::text[], $9::text[], $10::text[], $11::int[], $12::text[], $13::text[], $14::bool[],
-                           $15::bool[], $16::timestamptz[], $17::timestamptz[], $18::bool[], $19::text[],
-                           $20::timestamptz[], $21::text[], $22::bool[])
-                    AS v (w, i, a, c, h, t, k, n, x, s, e, o, p, r, l, d, u, y, q, z, f, oc)
-             ON CONFLICT (workspace_id, invocation_id) DO NOTHING",
-        )
-        .bind(self.workspace)
-        .bind(self.id)
-        .bind(self.action)
-        .bind(self.capability)
-        .bind(self.handler)
-        .bind(self.target)
-        .bind(self.caller)
-        .bind(self.caller_name)
-        .bind(self.input)
-        .bind(self.status)
-        .bind(self.attempt)
-        .bind(self.node)
-        .bind(self.provider)
-        .bind(self.reserves)
-        .bind(self.tells_caller)
-        .bind(self.due_at)
-        .bind(self.unreachable_since)
-        .bind(self.durable)
-        .bind(self.placements)
-        .bind(self.created_at)
-        .bind(self.target_provider)
-        .bind(self.only_capacity)
-        .execute(tx)
-        .await
-        .map_err(StoreError::from_sqlx("writing invocations"))?;
-        Ok(())
+        let query = sqlx::query(WRITE)
+            .bind(self.workspace)
+            .bind(self.id)
+            .bind(self.action)
+            .bind(self.capability)
+            .bind(self.handler)
+            .bind(self.target)
+            .bind(self.caller)
+            .bind(self.caller_name)
+            .bind(self.input)
+            .bind(self.status)
+            .bind(self.attempt)
+            .bind(self.node)
+            .bind(self.provider)
+            .bind(self.reserves)
+            .bind(self.tells_caller)
+            .bind(self.due_at)
+            .bind(self.unreachable_since)
+            .bind(self.durable)
+            .bind(self.placements)
+            .bind(self.created_at)
+            .bind(self.target_provider)
+            .bind(self.only_capacity);
+        let rows = events.bind(query).fetch_all(tx).await.map_err(StoreError::from_sqlx("writing invocations"))?;
+        events.recorded_by(&rows)
     }
 }
+
+// The events are appended after the rows are written, so that their counters are the last locks.
+const WRITE: &str = concatcp!(
+    "
+WITH written AS (
+    INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, handler_agent_id, target_node_id,
+                             caller_id, caller_name, input, status, attempt, node_id, provider, dispatched_at,
+                             reserves, tells_caller, due_at, unreachable_since, durable, placements, created_at,
+                             target_provider, only_capacity)
+    SELECT w, i, a, c, h, t, k, n, x::json, s, e, o, p, CASE WHEN o IS NULL THEN NULL ELSE z END,
+           r, l, d, u, y, q::json, z, f, oc
+      FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bigint[],
+                  $8::text[], $9::text[], $10::text[], $11::int[], $12::text[], $13::text[], $14::bool[],
+                  $15::bool[], $16::timestamptz[], $17::timestamptz[], $18::bool[], $19::text[],
+                  $20::timestamptz[], $21::text[], $22::bool[])
+           AS v (w, i, a, c, h, t, k, n, x, s, e, o, p, r, l, d, u, y, q, z, f, oc)
+    ON CONFLICT (workspace_id, invocation_id) DO NOTHING
+    RETURNING 1
+), made AS MATERIALIZED (
+    SELECT e.* FROM unnest($23::bigint[], $24::bigint[], $25::text[]) AS e (workspace_id, n, events)
+     WHERE (SELECT count(*) FROM written) >= 0
+), ",
+    appended_events!("$26", "$27"),
+    NUMBERED
+);
