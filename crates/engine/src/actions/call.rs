@@ -16,6 +16,7 @@ pub(crate) use relay_store::actions::new_invocation::{Handler, WaitPolicy};
 use relay_store::{
     IdempotencyKey, InvocationRecord,
     actions::{
+        definitions::NamedHandlers,
         invoke::InvokeOutcome,
         new_invocation::{Invoker, NewInvocation},
     },
@@ -72,8 +73,10 @@ pub(super) enum Callee {
     Action(Action),
     /// Action of a provider that is invoked instead of the capacity of this name.
     Policy(Action),
-    /// Capacity of nodes, if any has it.
+    /// Capacity of nodes that may be invoked without an action.
     Capacity,
+    /// No action, and no capacity that may be invoked.
+    Nothing,
 }
 
 /// Response to an invocation request.
@@ -150,7 +153,8 @@ impl Actions {
                 let input = self.schemas.check_input(family, &policy.input_schema, given).await?;
                 (policy_handler(policy), input)
             }
-            Callee::Capacity => (self.capacity_handler(scope, &request.name, node).await?, given),
+            Callee::Capacity => (capacity_handler(&request.name, node), given),
+            Callee::Nothing => return Err(EngineError::NotFound(Missing::Action)),
         };
         let call = InvocationRequest {
             action_name: request.name,
@@ -304,9 +308,14 @@ impl Actions {
         node: Option<&NodeId>,
         name: &str,
     ) -> EngineResult<Callee> {
-        let action = match node {
-            None => self.core.store.action(scope, name).await?,
-            Some(node) => self.core.store.action_of_node(scope, node, name).await?,
+        let NamedHandlers { action, is_capacity } = match node {
+            None => self.core.store.named_handlers(scope, name).await?,
+            Some(node) => {
+                let action = self.core.store.action_of_node(scope, node, name).await?;
+                let is_capacity = action.is_none()
+                    && self.core.store.node_capability_kind(scope, node, name).await? == Some(CapabilityKind::Capacity);
+                NamedHandlers { action, is_capacity }
+            }
         };
         let is_handled_by_agent = action.as_ref().is_some_and(|action| action.handler_agent_id.is_some());
         if name.starts_with(SPAWN_PREFIX)
@@ -315,31 +324,23 @@ impl Actions {
         {
             return Ok(Callee::Policy(policy));
         }
-        Ok(action.map_or(Callee::Capacity, Callee::Action))
-    }
-
-    /// Returns the handler of a capacity without a defined action: any node with the capacity.
-    async fn capacity_handler(&self, scope: WorkspaceScope, name: &str, node: Option<NodeId>) -> EngineResult<Handler> {
-        if !is_invokable_capacity(name) {
-            return Err(EngineError::NotFound(Missing::Action));
-        }
-        let known = match &node {
-            None => self.core.store.capacity_exists(scope, name).await?,
-            Some(node) => {
-                self.core.store.node_capability_kind(scope, node, name).await? == Some(CapabilityKind::Capacity)
-            }
-        };
-        if !known {
-            return Err(EngineError::NotFound(Missing::Action));
-        }
-        Ok(Handler::Node {
-            capability: name.to_owned(),
-            target: node,
-            provider: None,
-            // A policy of a node is invoked instead of its capacity to spawn.
-            only_capacity: !name.starts_with(SPAWN_PREFIX),
-            wait_policy: WaitPolicy::AsDeclared,
+        Ok(match action {
+            Some(action) => Callee::Action(action),
+            None if is_capacity && is_invokable_capacity(name) => Callee::Capacity,
+            None => Callee::Nothing,
         })
+    }
+}
+
+/// Returns the handler of a capacity without a defined action: any node with the capacity.
+fn capacity_handler(name: &str, target: Option<NodeId>) -> Handler {
+    Handler::Node {
+        capability: name.to_owned(),
+        target,
+        provider: None,
+        // A policy of a node is invoked instead of its capacity to spawn.
+        only_capacity: !name.starts_with(SPAWN_PREFIX),
+        wait_policy: WaitPolicy::AsDeclared,
     }
 }
 

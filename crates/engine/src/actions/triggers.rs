@@ -140,7 +140,7 @@ impl Actions {
         self.authorize_spawn(creator, action).await?;
         match self.find_callee(creator.scope, None, action).await? {
             Callee::Action(row) | Callee::Policy(row) => self.check_caller(creator.scope, Some(creator), &row).await,
-            Callee::Capacity => Ok(()),
+            Callee::Capacity | Callee::Nothing => Ok(()),
         }
     }
 
@@ -204,7 +204,7 @@ impl Actions {
     async fn node_handler(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Option<Handler>> {
         match self.find_callee(scope, None, name).await? {
             Callee::Action(_) | Callee::Policy(_) => return Ok(None),
-            Callee::Capacity => {}
+            Callee::Capacity | Callee::Nothing => {}
         }
         let is_policy = name.starts_with(SPAWN_PREFIX);
         let mut actions = self.core.store.node_actions_named(scope, name, 2).await?;

@@ -2,6 +2,7 @@
 
 use const_format::formatcp;
 use relay_domain::{ActionId, AgentId, NodeId, WorkspaceScope, actions::Action, nodes::CapabilityKind};
+use sqlx::{FromRow, Row as _, postgres::PgRow};
 
 use crate::{Store, StoreError, StoreResult, decode::decode_row, sizes::ACTION_BYTES};
 
@@ -19,7 +20,44 @@ macro_rules! select {
     };
 }
 
+/// Handlers that the name of an action leads to in a workspace.
+#[derive(Debug)]
+pub struct NamedHandlers {
+    /// Action that owns the name, unless its handler was deleted.
+    pub action: Option<Action>,
+    /// `true` if any node advertises a capacity with this name.
+    pub is_capacity: bool,
+}
+
+impl FromRow<'_, PgRow> for NamedHandlers {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        let is_owned = row.try_get::<Option<ActionId>, _>("action_id")?.is_some();
+        let action = if is_owned { Some(Action::from_row(row)?) } else { None };
+        Ok(Self { action, is_capacity: row.try_get("is_capacity")? })
+    }
+}
+
 impl Store {
+    /// Returns the action that owns a name, and whether the name is that of a capacity.
+    pub async fn named_handlers(&self, scope: WorkspaceScope, name: &str) -> StoreResult<NamedHandlers> {
+        sqlx::query_as(concat!(
+            "SELECT k.is_capacity, o.*
+               FROM (SELECT EXISTS (SELECT FROM node_capabilities
+                                     WHERE workspace_id = $1 AND name = $2 AND kind = 'capacity')) AS k (is_capacity)
+               LEFT JOIN (",
+            select!(
+                "WHERE c.workspace_id = $1 AND c.name = $2 AND c.claims_name
+                   AND (c.handler_agent_id IS NULL OR a.deleted_at IS NULL)"
+            ),
+            ") AS o ON true"
+        ))
+        .bind(scope.workspace_id())
+        .bind(name)
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the handlers of a name"))
+    }
+
     /// Returns the action that owns a name, unless its handler was deleted.
     pub async fn action(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<Action>> {
         sqlx::query_as(select!(
@@ -152,18 +190,5 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading a capability of a node"))?;
         let kind = row.map(|row| decode_row("node_capabilities", &row)).transpose()?;
         Ok(kind.map(|(kind,)| kind))
-    }
-
-    /// Returns whether any node of the workspace advertises a capacity with this name.
-    pub async fn capacity_exists(&self, scope: WorkspaceScope, name: &str) -> StoreResult<bool> {
-        sqlx::query_scalar(
-            "SELECT EXISTS (SELECT FROM node_capabilities
-                             WHERE workspace_id = $1 AND name = $2 AND kind = 'capacity')",
-        )
-        .bind(scope.workspace_id())
-        .bind(name)
-        .fetch_one(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("looking for a capacity"))
     }
 }
