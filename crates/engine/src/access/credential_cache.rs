@@ -1,4 +1,5 @@
-//! [`CredentialCache`]: owners of tokens, for a second. Used by `tokens.rs`.
+//! [`CredentialCache`]: owners of tokens, for a second. Used by `tokens.rs`. Quotas of workspaces are invalidated in
+//! the same way (`limits/quotas.rs`).
 //!
 //! A credential that was read before an invalidation of its token or workspace is never served after it, even if the
 //! read ends and is cached later. Each credential carries the number of invalidations before its read; an invalidation
@@ -107,18 +108,18 @@ impl CredentialCache {
 
 /// Number of the latest invalidation for each place.
 #[derive(Debug)]
-struct LatestInvalidations(Box<[AtomicU64]>);
+pub(super) struct LatestInvalidations(Box<[AtomicU64]>);
 
 impl LatestInvalidations {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self((0..PLACES).map(|_| AtomicU64::new(0)).collect())
     }
 
-    fn latest(&self, place: usize) -> u64 {
+    pub(super) fn latest(&self, place: usize) -> u64 {
         self.0[place].load(Ordering::SeqCst)
     }
 
-    fn record(&self, place: usize, number: u64) {
+    pub(super) fn record(&self, place: usize, number: u64) {
         // Numbers of concurrent invalidations arrive in any order.
         self.0[place].fetch_max(number, Ordering::SeqCst);
     }
@@ -129,7 +130,7 @@ fn place_of_token(hash: &TokenHash) -> usize {
     u32::from_le_bytes([first, second, third, fourth]) as usize % PLACES
 }
 
-fn place_of_workspace(workspace: WorkspaceId) -> usize {
+pub(super) fn place_of_workspace(workspace: WorkspaceId) -> usize {
     usize::try_from(workspace.get().unsigned_abs() % PLACES as u64).unwrap_or(0)
 }
 

@@ -254,7 +254,7 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
             }
             // Also rights: both are cached facts of a workspace that change rarely.
             Ok(Hint::QuotasChanged { workspace }) => {
-                inner.quotas.forget(*workspace).await;
+                inner.quotas.forget(*workspace);
                 inner.access.tokens.forget_workspace(*workspace);
             }
             Ok(_) => {}
