@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use chrono::TimeDelta;
 use futures::{Stream, StreamExt as _, stream::BoxStream};
-use relay_blobs::{BlobError, BlobResult, Upload};
+use relay_blobs::{BlobError, BlobKey, BlobResult, Blobs, Upload};
 use relay_domain::{
     FileObjectId,
     files::{File, FileStatus},
@@ -82,19 +82,8 @@ impl Files {
         if !self.core.store.begin_upload(grant.scope, grant.file, object, self.core.now() + CLEANUP_AFTER).await? {
             return Err(EngineError::NotFound(Missing::File));
         }
-        let written = async {
-            let mut upload = self.storage.blobs.upload(blob_key(grant.scope, grant.file, object)).await?;
-            match copy_exactly(&mut upload, declared, bytes).await {
-                Ok(()) => Ok(upload.finish().await?),
-                Err(error) => {
-                    upload.abort().await;
-                    Err(error)
-                }
-            }
-        };
-        let written = timeout(TRANSFER_TIMEOUT, written)
-            .await
-            .unwrap_or_else(|_| Err(upload_failed("The upload took longer than an hour")));
+        let written =
+            write_object(&self.storage.blobs, blob_key(grant.scope, grant.file, object), declared, bytes).await;
         // Attached only when all bytes are stored: a reader never sees a part of a file.
         let taken = match written {
             Ok(()) => self.core.store.attach_upload(grant.scope, grant.file, object).await.map_err(EngineError::from),
@@ -120,17 +109,7 @@ impl Files {
             tracing::error!(file.id = %grant.file, object.id = %object, "the bytes of a complete file are missing");
             EngineError::Internal(Fault::FileBytesMissing)
         })?;
-        // Bounds the memory of a download; the client's pace holds the reader back.
-        let (sender, receiver) = mpsc::channel(READ_AHEAD);
-        spawn_isolated("request", async move {
-            // The response breaks off when it takes longer: fewer bytes arrive than announced.
-            let _ = timeout(TRANSFER_TIMEOUT, read_ahead(bytes, sender)).await;
-            drop(slot);
-        });
-        let bytes = futures::stream::unfold(receiver, |mut receiver| async move {
-            receiver.recv().await.map(|piece| (piece, receiver))
-        });
-        Ok(FileDownload { row, bytes: bytes.boxed() })
+        Ok(FileDownload { row, bytes: at_pace_of_client(bytes, slot) })
     }
 
     /// Takes a slot for a transfer and reads the file. Files of a deleted workspace are deleted; those of an expired one are
@@ -181,6 +160,43 @@ async fn read_ahead(mut bytes: BoxStream<'static, BlobResult<Bytes>>, sender: mp
     }
 }
 
+/// Passes a file on to a client. Its slot is free again once the storage was read, or the client has taken too long.
+fn at_pace_of_client(
+    bytes: BoxStream<'static, BlobResult<Bytes>>,
+    slot: TransferSlot,
+) -> BoxStream<'static, BlobResult<Bytes>> {
+    // Bounds the memory of a download; the client's pace holds the reader back.
+    let (sender, receiver) = mpsc::channel(READ_AHEAD);
+    spawn_isolated("request", async move {
+        // The response breaks off when it takes longer: fewer bytes arrive than announced.
+        let _ = timeout(TRANSFER_TIMEOUT, read_ahead(bytes, sender)).await;
+        drop(slot);
+    });
+    let bytes = futures::stream::unfold(receiver, |mut receiver| async move {
+        receiver.recv().await.map(|piece| (piece, receiver))
+    });
+    bytes.boxed()
+}
+
+/// Writes an object of exactly the declared number of bytes, within the time of a transfer.
+async fn write_object<S, E>(blobs: &Blobs, key: BlobKey, declared: u64, bytes: S) -> EngineResult<()>
+where
+    S: Stream<Item = Result<Bytes, E>> + Unpin,
+{
+    let written = async {
+        let mut upload = blobs.upload(key).await?;
+        match copy_exactly(&mut upload, declared, bytes).await {
+            Ok(()) => Ok(upload.finish().await?),
+            Err(error) => {
+                upload.abort().await;
+                Err(error)
+            }
+        }
+    };
+    let written = timeout(TRANSFER_TIMEOUT, written).await;
+    written.unwrap_or_else(|_| Err(upload_failed("The upload took longer than an hour")))
+}
+
 /// Copies exactly the declared number of bytes.
 async fn copy_exactly<S, E>(upload: &mut Upload, declared: u64, mut bytes: S) -> EngineResult<()>
 where
@@ -224,9 +240,16 @@ impl From<BlobError> for EngineError {
 
 #[cfg(test)]
 mod tests {
+    use relay_blobs::BlobConfig;
+    use relay_domain::{WorkspaceId, workspaces::family::FamilyId};
+
     use super::*;
+    use crate::files::slots::TransferSlots;
 
     const PIECE: usize = 8 * 1024;
+    /// Pace of a client that is fast enough, with few pieces.
+    const PAUSE: Duration = Duration::from_secs(20);
+    const LARGE_PIECE: usize = 32 * PIECE;
 
     /// Downloads a file of ten minutes at the minimum rate, in pieces that the client takes at this pace. Returns whether it
     /// arrives.
@@ -252,6 +275,46 @@ mod tests {
         assert!(downloads_at(Duration::from_millis(900)).await);
         assert!(!downloads_at(Duration::from_millis(1200)).await, "too slow on average");
         assert!(!downloads_at(Duration::from_secs(29)).await, "as slow as one without a minimum rate could be");
+    }
+
+    /// Pieces without an end.
+    fn endless() -> impl Stream<Item = BlobResult<Bytes>> + Send {
+        futures::stream::repeat_with(|| Ok(Bytes::from_static(&[0; LARGE_PIECE])))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_download_ends_after_an_hour_and_leaves_its_slot() {
+        let (slots, family) = (TransferSlots::default(), FamilyId::of_workspace(WorkspaceId::new(1), None));
+        let mut taken: Vec<_> = std::iter::from_fn(|| slots.take(family)).collect();
+        let began = Instant::now();
+        let mut download = at_pace_of_client(endless().boxed(), taken.pop().unwrap());
+        while download.next().await.is_some() {
+            tokio::time::sleep(PAUSE).await;
+            if began.elapsed() < TRANSFER_TIMEOUT {
+                assert!(slots.take(family).is_none(), "the slot is taken");
+            }
+        }
+        // Pieces that were read ahead arrive later.
+        let late = PAUSE * (u32::try_from(READ_AHEAD).unwrap() + 2);
+        assert!((TRANSFER_TIMEOUT..TRANSFER_TIMEOUT + late).contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!(slots.take(family).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_ends_after_an_hour() {
+        let folder = tempfile::tempdir().unwrap();
+        let blobs = Blobs::new(BlobConfig::Directory(folder.path().to_owned()));
+        let key = BlobKey { workspace: 1, file: 2, object: 3 };
+        let began = Instant::now();
+        let pieces = endless().then(|piece| async {
+            tokio::time::sleep(PAUSE).await;
+            piece
+        });
+        let written = write_object(&blobs, key, u64::MAX, pieces.boxed()).await;
+        let error = written.expect_err("it never ends").to_string();
+        assert!(error.contains("longer than an hour"), "{error}");
+        assert!((TRANSFER_TIMEOUT..TRANSFER_TIMEOUT + PAUSE).contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!(blobs.read(key).await.unwrap().is_none(), "nothing is kept");
     }
 
     #[test]
