@@ -12,7 +12,7 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::{ACKED, DEAD_LETTERED, DEFERRED, FAILED, HTTP_PUSH, MESSAGE_SOURCE},
     decode::decode_row,
-    messages::contents::decode_sized,
+    messages::{contents::decode_sized, days::LAST_DAY},
 };
 
 const TABLE: &str = "deliveries";
@@ -91,7 +91,7 @@ macro_rules! delivery_rows {
                         (SELECT l.acked_at FROM ack_log l
                           WHERE l.workspace_id = d.workspace_id AND l.agent_id = d.agent_id
                             AND l.acked_at >= d.created_at - interval '1 second'
-                            AND l.created_on >= d.created_on - 1 AND l.ack_floor >= d.seq
+                            AND l.created_on BETWEEN d.created_on - 1 AND {LAST_DAY} AND l.ack_floor >= d.seq
                           ORDER BY l.acked_at LIMIT 1)
                     END AS floor_acked_at,
                     x.state AS settlement_state, x.error, x.retryable, x.reason AS settlement_reason,
@@ -99,12 +99,12 @@ macro_rules! delivery_rows {
                     CASE WHEN n.kind = '{HTTP_PUSH}' THEN
                         (SELECT count(*)::int FROM delivery_attempts t
                           WHERE t.workspace_id = d.workspace_id AND t.agent_id = d.agent_id AND t.seq = d.seq
-                            AND t.created_on >= d.created_on)
+                            AND t.created_on BETWEEN d.created_on AND {LAST_DAY})
                     END AS attempts,
                     CASE WHEN n.kind = '{HTTP_PUSH}' THEN
                         (SELECT min(t.attempted_at) FROM delivery_attempts t
                           WHERE t.workspace_id = d.workspace_id AND t.agent_id = d.agent_id AND t.seq = d.seq
-                            AND t.created_on >= d.created_on AND t.error IS NULL)
+                            AND t.created_on BETWEEN d.created_on AND {LAST_DAY} AND t.error IS NULL)
                     END AS handed_over_at,
                     n.kind AS node_kind, n.role AS node_role, n.delivery_adapter AS node_adapter,
                     m.agent_id AS message_agent_id, m.agent_name AS message_agent_name,
@@ -123,6 +123,7 @@ macro_rules! delivery_rows {
                LEFT JOIN messages m
                       ON m.workspace_id = d.workspace_id AND d.source_kind = {MESSAGE_SOURCE} AND m.message_id = d.source_id
                      AND m.created_on = DATE '2025-01-01' + ((d.source_id >> 22) / 86400000)::integer
+                     AND m.created_on <= {LAST_DAY}
                LEFT JOIN channels ch ON ch.workspace_id = d.workspace_id AND ch.channel_id = d.channel_id
               ORDER BY d.seq")
         )
@@ -160,9 +161,11 @@ impl Store {
         seqs: &[Seq],
     ) -> StoreResult<Vec<(Delivery, usize)>> {
         let rows = sqlx::query(delivery_rows!(
-            "SELECT * FROM deliveries
-              WHERE workspace_id = $1 AND agent_id = $2 AND seq = ANY($3)
-                AND created_on >= (relay_now() - interval '7 days')::date",
+            formatcp!(
+                "SELECT * FROM deliveries
+                  WHERE workspace_id = $1 AND agent_id = $2 AND seq = ANY($3)
+                    AND created_on BETWEEN (relay_now() - interval '7 days')::date AND {LAST_DAY}"
+            ),
             "''"
         ))
         .bind(scope.workspace_id())
@@ -191,7 +194,8 @@ impl Store {
                    LEFT JOIN delivery_exceptions x
                           ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq
                   WHERE d.workspace_id = $1 AND d.agent_id = $2
-                    AND d.created_on >= (relay_now() - interval '7 days')::date AND d.expires_at > relay_now()
+                    AND d.created_on BETWEEN (relay_now() - interval '7 days')::date AND {LAST_DAY}
+                    AND d.expires_at > relay_now()
                     AND d.seq > coalesce((SELECT s.settled_floor FROM mailbox_cursors s
                                            WHERE s.workspace_id = $1 AND s.agent_id = $2), 0)
                     AND (x.state IS NULL OR x.state = {DEFERRED})

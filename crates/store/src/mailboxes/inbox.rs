@@ -2,14 +2,17 @@
 //!
 //! All three reads are bounded, because membership and history are not.
 
-use const_format::concatcp;
+use const_format::{concatcp, formatcp};
 use relay_domain::{
     AgentId, ChannelId, MessageId, WorkspaceScope,
     channels::MAX_UNREAD,
     mailboxes::inbox::{Mention, ReceivedReaction, UnreadChannel},
 };
 
-use crate::{Store, StoreError, StoreResult, messages::read_state::ACKED_IN_CHANNELS};
+use crate::{
+    Store, StoreError, StoreResult,
+    messages::{days::LAST_DAY, read_state::ACKED_IN_CHANNELS},
+};
 
 /// Memberships that an inbox reads at most.
 const MEMBERSHIPS: i64 = 2000;
@@ -45,11 +48,15 @@ impl Store {
                                      WHERE workspace_id = $1 AND channel_id = mine.channel_id AND thread_id IS NULL
                                        AND message_id > mine.read_id
                                        AND created_on >= DATE '2025-01-01' + ((mine.read_id >> 22) / 86400000)::integer
-                                     ORDER BY message_id DESC LIMIT $4) AS above
+                                       AND created_on <= ",
+            LAST_DAY,
+            " ORDER BY message_id DESC LIMIT $4) AS above
                              WHERE agent_id <> $2 ORDER BY message_id DESC LIMIT $5) AS counted) AS u
                LEFT JOIN messages n
                       ON n.workspace_id = $1 AND n.message_id = u.newest_id AND n.created_on = u.newest_on
-              ORDER BY u.newest_id DESC NULLS LAST",
+                     AND n.created_on <= ",
+            LAST_DAY,
+            " ORDER BY u.newest_id DESC NULLS LAST",
         ))
         .bind(scope.workspace_id().get())
         .bind(agent.get())
@@ -70,21 +77,22 @@ impl Store {
         limit: i64,
     ) -> StoreResult<Vec<Mention>> {
         let (channels, reads): (Vec<ChannelId>, Vec<MessageId>) = pointers.iter().copied().unzip();
-        sqlx::query_as(
+        sqlx::query_as(formatcp!(
             "SELECT m.message_id, c.name AS channel_name, m.agent_name, octet_length(m.text) AS text_bytes, m.created_at
                FROM unnest($3::bigint[], $4::bigint[]) AS k (channel_id, read_id)
                JOIN channels c ON c.workspace_id = $1 AND c.channel_id = k.channel_id
               CROSS JOIN LATERAL (
                     SELECT * FROM (
                         SELECT * FROM messages
-                         WHERE workspace_id = $1 AND channel_id = k.channel_id AND mentions <> '{}'
+                         WHERE workspace_id = $1 AND channel_id = k.channel_id AND mentions <> '{{}}'
                            AND message_id > k.read_id
                            AND created_on >= DATE '2025-01-01' + ((k.read_id >> 22) / 86400000)::integer
+                           AND created_on <= {LAST_DAY}
                          ORDER BY message_id DESC LIMIT $6) AS above
                      WHERE above.agent_id <> $2 AND $5 = ANY (above.mentions)
                      LIMIT $7) AS m
               ORDER BY m.message_id DESC LIMIT $7",
-        )
+        ))
         .bind(scope.workspace_id().get())
         .bind(agent.0.get())
         .bind(channels)
@@ -104,17 +112,18 @@ impl Store {
         agent: AgentId,
         limit: i64,
     ) -> StoreResult<Vec<ReceivedReaction>> {
-        sqlx::query_as(
+        sqlx::query_as(formatcp!(
             "SELECT r.message_id, c.name AS channel_name, r.emoji, a.name AS agent_name, r.created_at
                FROM (SELECT * FROM message_reactions WHERE workspace_id = $1 AND author_id = $2
                       ORDER BY reaction_id DESC LIMIT $3) AS r
                JOIN messages m ON m.workspace_id = $1 AND m.message_id = r.message_id
                               AND m.created_on = DATE '2025-01-01' + ((r.message_id >> 22) / 86400000)::integer
+                              AND m.created_on <= {LAST_DAY}
                JOIN channels c ON c.workspace_id = $1 AND c.channel_id = m.channel_id AND c.archived_at IS NULL
                JOIN agents a ON a.workspace_id = $1 AND a.agent_id = r.agent_id
               WHERE r.agent_id <> $2
               ORDER BY r.reaction_id DESC LIMIT $4",
-        )
+        ))
         .bind(scope.workspace_id().get())
         .bind(agent.get())
         .bind(REACTIONS)

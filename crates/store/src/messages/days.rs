@@ -12,6 +12,10 @@ pub(crate) const MESSAGES_BY_KEY: &str = "CROSS JOIN LATERAL (
      WHERE workspace_id = $1 AND message_id = k.message_id AND created_on = k.created_on
     OFFSET 0) AS m";
 
+/// SQL: the last day that may have rows. Partitions are created in advance; a statement with this bound leaves out the
+/// empty ones before it begins. The day of slack is for the clocks of other processes.
+pub(crate) const LAST_DAY: &str = "((relay_now() AT TIME ZONE 'UTC')::date + 1)";
+
 /// Returns the day of an instant.
 pub(crate) fn day_of(at: DateTime<Utc>) -> NaiveDate {
     at.date_naive()

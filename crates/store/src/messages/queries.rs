@@ -22,7 +22,12 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::{CHANNEL, DEAD_LETTERED, MESSAGE_SOURCE},
     decode::decode_row,
-    messages::{contents::days_of, days::day_of_id, read_state::MAX_COUNTED_READERS, row::ListedMessageRow},
+    messages::{
+        contents::days_of,
+        days::{LAST_DAY, day_of_id},
+        read_state::MAX_COUNTED_READERS,
+        row::ListedMessageRow,
+    },
     observers::filters,
     sizes::MESSAGE_BYTES,
 };
@@ -79,9 +84,8 @@ fn listed_messages(first_day: NaiveDate, last_day: NaiveDate) -> String {
         "SELECT k.message_id, count(*) AS count
            FROM unnest($2::bigint[]) AS k (message_id)
           CROSS JOIN LATERAL (SELECT FROM messages
-                               WHERE workspace_id = $1 AND thread_id = k.message_id AND created_on >= DATE '{first_day}'
-                                 -- The partitions of later days are empty.
-                                 AND created_on <= (relay_now() AT TIME ZONE 'UTC')::date + 1 OFFSET 0) AS r
+                               WHERE workspace_id = $1 AND thread_id = k.message_id
+                                 AND created_on BETWEEN DATE '{first_day}' AND {LAST_DAY} OFFSET 0) AS r
           GROUP BY k.message_id"
     );
     // Read explicitly, or acked before it expired.
@@ -147,9 +151,9 @@ macro_rules! page_of_channel {
             $channel,
             " AND m.thread_id IS NULL AND m.message_id < $3 AND m.message_id > $4 AND m.created_at >= $6
                 AND ($7::bigint[] IS NULL OR m.agent_id = ANY ($7))
-                -- The partitions of later days are empty.
-                AND m.created_on <= (relay_now() AT TIME ZONE 'UTC')::date + 1
-              ORDER BY m.message_id DESC LIMIT $5"
+                AND m.created_on <= ",
+            LAST_DAY,
+            " ORDER BY m.message_id DESC LIMIT $5"
         )
     };
 }

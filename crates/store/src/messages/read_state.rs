@@ -15,7 +15,7 @@ use relay_domain::{
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
-    messages::days::day_of_id,
+    messages::days::{LAST_DAY, day_of_id},
     observers::filters,
 };
 
@@ -31,7 +31,7 @@ pub(crate) const ACKED_IN_CHANNELS: &str = formatcp!(
               CROSS JOIN LATERAL (
                     SELECT * FROM deliveries
                      WHERE workspace_id = k.workspace_id AND agent_id = k.agent_id
-                       AND seq > coalesce(r.folded_seq, 0) AND seq <= k.ack_floor
+                       AND seq > coalesce(r.folded_seq, 0) AND seq <= k.ack_floor AND created_on <= {LAST_DAY}
                        AND source_kind = {MESSAGE_SOURCE} AND channel_id IS NOT NULL
                      ORDER BY seq DESC LIMIT 5000) AS d
               WHERE k.workspace_id = $1 AND k.agent_id = $2) AS f
