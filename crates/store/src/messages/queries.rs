@@ -77,8 +77,8 @@ impl MessageHead {
 /// alone, each execution would lock and open those of all days, which takes longer than the read.
 ///
 /// Replies, readers and reactions are counted for all messages together and joined: most messages have none, and a
-/// subquery for each message and count would take longer than reading the messages. `OFFSET 0`: every row is read by its
-/// key, also while the tables have no statistics.
+/// subquery for each message and count would take longer than reading the messages. `OFFSET 0`: every row is read by
+/// its key, also while the tables have no statistics.
 fn listed_messages(first_day: NaiveDate, last_day: NaiveDate) -> String {
     let replies = format!(
         "SELECT k.message_id, count(*) AS count
@@ -129,7 +129,8 @@ fn listed_messages(first_day: NaiveDate, last_day: NaiveDate) -> String {
 /// Reactions to each of the messages `$2`, as a JSON array for each message.
 const REACTIONS: &str = "
     SELECT g.message_id,
-           json_agg(json_build_object('emoji', g.emoji, 'count', g.count, 'agents', g.agents) ORDER BY g.first) AS reactions
+           json_agg(json_build_object('emoji', g.emoji, 'count', g.count, 'agents', g.agents)
+                    ORDER BY g.first) AS reactions
       FROM (SELECT r.message_id, r.emoji, count(*) AS count, min(r.reaction_id) AS first,
                    (array_agg(a.name ORDER BY r.reaction_id))[1:100] AS agents
               FROM unnest($2::bigint[]) AS k (message_id)
