@@ -118,6 +118,13 @@ impl Database {
         Ok(held)
     }
 
+    /// Returns whether a statement that begins like this waits for a lock.
+    pub async fn waits_for_lock(&self, statement: &str) -> Result<bool> {
+        let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+                        AND wait_event_type = 'Lock' AND starts_with(query, $1))";
+        Ok(sqlx::query_scalar(waits).bind(statement).fetch_one(&self.pool).await?)
+    }
+
     /// Returns the start of the registration that waits for the lock on the table of providers, if any.
     pub async fn registration_waits_since(&self) -> Result<Option<String>> {
         let waiting = "SELECT min(query_start)::text FROM pg_stat_activity

@@ -1,15 +1,40 @@
-//! State at the end of a test, which its history judges: stored messages, lists and positions of mailboxes.
+//! State at the end of a test, which its history judges: stored messages, lists and positions of mailboxes, and what
+//! endpoints received.
 
-use anyhow::{Context as _, Result};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
 use relay_testkit::{
     client::Api,
-    history::{Floors, History},
+    history::{Content, Floors, History, Losses},
+    receiver::Received,
 };
 
 use super::database::{Database, MailboxPosition};
 
-/// Records the state of the only workspace, whose key `workspace` has.
-pub async fn record_end_state(history: &History, database: &Database, workspace: &Api) -> Result<()> {
+/// Records the deliveries that the endpoint of an agent received, each of which it acknowledged with a 2xx.
+pub fn record_calls(history: &History, agent: &str, calls: &[Arc<Received>]) -> Result<()> {
+    for call in calls {
+        let (body, seq) = (call.json(), call.seq().unsigned_abs());
+        let delivery_id = body["delivery_id"].as_str().context("no delivery id")?.to_owned();
+        let text = body["data"]["text"].as_str().map(str::to_owned);
+        history.record_frame(agent, seq, Content { delivery_id, text });
+        history.record_ack(agent, seq);
+    }
+    Ok(())
+}
+
+/// Records the state of the only workspace, whose key `workspace` has, and judges the history. Fails with the first
+/// violations.
+pub async fn judge(history: &History, database: &Database, workspace: &Api, losses: Losses<'_>) -> Result<()> {
+    record_end_state(history, database, workspace).await?;
+    let violations = history.violations(losses);
+    let first = &violations[..violations.len().min(20)];
+    ensure!(violations.is_empty(), "{} violations: {first:#?}", violations.len());
+    Ok(())
+}
+
+async fn record_end_state(history: &History, database: &Database, workspace: &Api) -> Result<()> {
     history.record_stored(database.messages().await?);
     for texts in list_all(workspace).await? {
         history.record_listing(texts);

@@ -95,12 +95,12 @@ impl Senders {
                 let (stopped, accepted, names) = (Arc::clone(&stopped), Arc::clone(&accepted), Arc::clone(&names));
                 let (api, front) = (as_agent.clone(), front.clone());
                 tokio::spawn(async move {
-                    let (sender, mut sent) = (format!("sender {number}"), Vec::new());
+                    let mut sent = Vec::new();
                     while !stopped.load(Ordering::Relaxed) {
                         let text = format!("{number}-{}", sent.len());
                         let to = Target::Dm(names[random_below(names.len())].clone());
                         let first = number + sent.len();
-                        let mut one = match patience {
+                        let one = match patience {
                             Patience::Client => {
                                 let gateways = (0..).map(|try_no| api.at(&front.pick(first + try_no)));
                                 send_as_client(gateways, &to, &text).await?
@@ -111,7 +111,6 @@ impl Senders {
                                 ClientSend { server_errors: u64::from(sent.attempts - 1), no_answers: 0, sent }
                             }
                         };
-                        one.sent = one.sent.from_sender(&sender);
                         sent.push(one);
                         accepted.fetch_add(1, Ordering::Relaxed);
                         tokio::time::sleep(PAUSE).await;

@@ -38,7 +38,6 @@ impl Posts {
                 let (api, to) = (&apis[number % apis.len()], agents[number / apis.len() % agents.len()]);
                 let began = Instant::now();
                 let sent = send_once(api, &Target::Dm(to.to_owned()), &format!("message {number}")).await?;
-                let sent = sent.from_sender("posts");
                 log.lock().unwrap_or_else(PoisonError::into_inner).push((sent, began.elapsed()));
                 tokio::time::sleep(PAUSE).await;
             }

@@ -12,9 +12,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use relay_testkit::{
     client::{Agent, Api, Reply},
-    history::{Content, Losses},
+    history::Losses,
     proxy::{Direction, Verdict},
-    receiver::Received,
     stack::{Stack, StackBuilder},
     wait,
 };
@@ -22,7 +21,7 @@ use serde_json::json;
 
 use super::{
     database::Database,
-    end_state::record_end_state,
+    end_state::judge,
     ledger::Ledger,
     node::Node,
     report::print_row,
@@ -198,22 +197,27 @@ impl Scene {
 
     /// Waits until every gateway has accepted a post, which is recorded. Each attempt is another message.
     pub async fn wait_service(&self, from: &Agent, to: &str, text: &str) -> Result<()> {
-        for (nth, gateway) in self.stack.gateways().iter().enumerate() {
-            let (name, target) = (format!("a post to be accepted by {}", gateway.name()), Target::Dm(to.to_owned()));
-            let mut attempts = 0;
-            wait::until_ok(&name, SERVED_WITHIN, || {
-                attempts += 1;
-                let (api, target, text) = (self.api_of(from, nth), &target, format!("{text} {nth}-{attempts}"));
-                async move {
-                    let sent = send_once(&api, target, &text).await?;
-                    self.ledger.history().record_post(sent.to_post());
-                    ensure!(matches!(sent.outcome, Outcome::Accepted(_)), "{:?}", sent.outcome);
-                    anyhow::Ok(())
-                }
-            })
-            .await?;
+        for nth in 0..self.stack.gateways().len() {
+            self.wait_service_at(nth, from, to, text).await?;
         }
         Ok(())
+    }
+
+    /// The same of one gateway. Returns the post.
+    pub async fn wait_service_at(&self, gateway: usize, from: &Agent, to: &str, text: &str) -> Result<SentMessage> {
+        let name = format!("a post to be accepted by {}", self.stack.gateway(gateway).name());
+        let (target, mut attempts) = (Target::Dm(to.to_owned()), 0);
+        wait::until_ok(&name, SERVED_WITHIN, || {
+            attempts += 1;
+            let (api, target, text) = (self.api_of(from, gateway), &target, format!("{text} {gateway}-{attempts}"));
+            async move {
+                let sent = send_once(&api, target, &text).await?;
+                self.ledger.history().record_post(sent.to_post());
+                ensure!(matches!(sent.outcome, Outcome::Accepted(_)), "{:?}", sent.outcome);
+                anyhow::Ok(sent)
+            }
+        })
+        .await
     }
 
     /// Waits until these agents have received and acknowledged everything up to their heads.
@@ -255,18 +259,6 @@ impl Scene {
         Ok(())
     }
 
-    /// Records the deliveries that the endpoint of an agent received, each of which it acknowledged with a 2xx.
-    pub fn record_calls(&self, agent: &str, calls: &[Arc<Received>]) -> Result<()> {
-        for call in calls {
-            let (body, seq) = (call.json(), call.seq().unsigned_abs());
-            let delivery_id = body["delivery_id"].as_str().context("no delivery id")?.to_owned();
-            let text = body["data"]["text"].as_str().map(str::to_owned);
-            self.ledger.history().record_frame(agent, seq, Content { delivery_id, text });
-            self.ledger.history().record_ack(agent, seq);
-        }
-        Ok(())
-    }
-
     /// Prints the figures of a test with a fault, once its history is judged. `sent` are the posts of its senders.
     pub fn print_row(&self, fault: &str, service_after: Duration, sent: &[SentMessage]) {
         let retries = sent.iter().map(|one| u64::from(one.attempts.saturating_sub(1))).sum();
@@ -292,16 +284,11 @@ impl Scene {
 
     async fn judge_at(&self, url: &str, sent: &[SentMessage], losses: Losses<'_>) -> Result<Vec<String>> {
         let violations = self.ledger.connection_violations();
-        ensure!(violations.is_empty(), "{} violations: {:#?}", violations.len(), first(&violations));
+        let first = &violations[..violations.len().min(20)];
+        ensure!(violations.is_empty(), "{} violations: {first:#?}", violations.len());
         let history = self.ledger.history();
         sent.iter().for_each(|one| history.record_post(one.to_post()));
-        record_end_state(history, &self.database, &self.workspace.at(url)).await?;
-        let violations = history.violations(losses);
-        ensure!(violations.is_empty(), "{} violations: {:#?}", violations.len(), first(&violations));
+        judge(history, &self.database, &self.workspace.at(url), losses).await?;
         Ok(history.lost_ids())
     }
-}
-
-fn first<T>(violations: &[T]) -> &[T] {
-    &violations[..violations.len().min(20)]
 }

@@ -34,8 +34,6 @@ pub struct SentMessage {
     /// Unique text.
     pub text: String,
     pub target: Target,
-    /// Client that sends one message after another, if it is one.
-    pub sender: Option<String>,
     pub outcome: Outcome,
     /// Number of attempts.
     pub attempts: u32,
@@ -46,12 +44,6 @@ pub struct SentMessage {
 }
 
 impl SentMessage {
-    /// Adds the client that sends one message after another.
-    #[must_use]
-    pub fn from_sender(self, sender: &str) -> Self {
-        Self { sender: Some(sender.to_owned()), ..self }
-    }
-
     /// Converts to a record of the history.
     pub fn to_post(&self) -> Post {
         Post {
@@ -59,7 +51,6 @@ impl SentMessage {
             answered_at: self.ticks.1,
             key: self.key.clone(),
             text: self.text.clone(),
-            sender: self.sender.clone(),
             recipients: self.target.recipients(),
             answer: match &self.outcome {
                 Outcome::Accepted(id) => Answer::Accepted(id.clone()),
@@ -108,18 +99,27 @@ pub async fn send_once(api: &Api, target: &Target, text: &str) -> Result<SentMes
     };
     let ticks = (asked_at, tick());
     let (text, target) = (text.to_owned(), target.clone());
-    Ok(SentMessage { text, target, sender: None, outcome, attempts: 1, ticks, key: None })
+    Ok(SentMessage { text, target, outcome, attempts: 1, ticks, key: None })
 }
 
 /// Sends a direct message that must be accepted. Returns the answer, and the record of the post.
 pub async fn send_accepted(api: &Api, to: &str, text: &str) -> Result<(Reply, Post)> {
+    send_accepted_request(api, to, text, json!({ "to": to, "text": text, "mode": "wait" })).await
+}
+
+/// The same with other fields in the body of the request.
+pub async fn send_accepted_request(
+    api: &Api,
+    to: &str,
+    text: &str,
+    request: serde_json::Value,
+) -> Result<(Reply, Post)> {
     let asked_at = tick();
-    let reply = api.dm(to, text).await?;
+    let reply = api.post("/v1/dm", request).await?;
     ensure!(reply.is_success(), "answered {}: {}", reply.status, reply.body);
     let post = Post {
         asked_at,
         answered_at: tick(),
-        sender: None,
         key: None,
         text: text.to_owned(),
         recipients: vec![to.to_owned()],
@@ -162,7 +162,6 @@ async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &
                 return Ok(SentMessage {
                     text: text.to_owned(),
                     target: target.clone(),
-                    sender: None,
                     outcome,
                     attempts: tries,
                     ticks: (asked_at, tick()),
@@ -203,7 +202,6 @@ pub async fn send_as_client(gateways: impl Iterator<Item = Api>, target: &Target
                 let sent = SentMessage {
                     text: text.to_owned(),
                     target: target.clone(),
-                    sender: None,
                     outcome,
                     attempts: tries,
                     ticks: (asked_at, tick()),

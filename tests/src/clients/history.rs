@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use relay_testkit::{
     client::Api,
     history::{Answer, History, Losses, Post, tick},
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::Request;
 use crate::{
-    chaos::{database::Database, end_state::record_end_state, ledger::content_of, report::print_row},
+    chaos::{database::Database, end_state::judge, ledger::content_of, report::print_row},
     golden::Recording,
 };
 
@@ -33,7 +33,6 @@ impl ClientHistory {
         self.history.record_post(Post {
             asked_at: tick(),
             answered_at: tick(),
-            sender: Some("lead".to_owned()),
             key: None,
             text: text.to_owned(),
             recipients: vec![self.recipient.clone()],
@@ -74,10 +73,7 @@ impl ClientHistory {
                 _ => {}
             }
         }
-        record_end_state(&self.history, database, workspace).await?;
-        let violations = self.history.violations(losses);
-        ensure!(violations.is_empty(), "{} violations: {violations:#?}", violations.len());
-        Ok(())
+        judge(&self.history, database, workspace, losses).await
     }
 
     /// Prints the figures of a test with a fault, once its history is judged.

@@ -3,7 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use relay_acceptance::chaos::{by_run_size, ledger::ConnectionLedger, scene::Scene, sender::send_accepted};
+use relay_acceptance::chaos::{
+    by_run_size,
+    ledger::ConnectionLedger,
+    scene::Scene,
+    sender::{send_accepted, send_accepted_request},
+};
 use relay_testkit::{client::NodeSocket, stack::Stack, wait};
 use serde_json::json;
 
@@ -197,13 +202,15 @@ async fn a_delivery_that_expires_while_its_frame_is_held_is_not_sent() -> Result
     let mut socket = NodeSocket::connect_with_header(&gateway, &node.token).await?;
     socket.register_broker(&node.node_id, "held", "instance").await?;
     socket.register_agent("ada").await?;
-    let api = scene.api_of(&sam, 1);
     for number in 1..=KEPT {
         scene.dm(&sam, 1, "ada", &format!("kept {number}")).await?;
     }
     for number in 1..=EXPIRED {
-        let body = json!({ "to": "ada", "text": format!("expired {number}"), "ttl_ms": TTL_MS });
-        api.post("/v1/dm", body).await?.success()?;
+        let text = format!("expired {number}");
+        let request = json!({ "to": "ada", "text": text, "ttl_ms": TTL_MS });
+        let (_, post) = send_accepted_request(&scene.api_of(&sam, 1), "ada", &text, request).await?;
+        scene.ledger.history().record_post(post);
+        scene.ledger.history().excuse("ada", &text);
     }
     wait::until_ok("the last deliveries to expire", SOON, || async {
         let count = scene.database.expired_count().await?;

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use relay_acceptance::chaos::{
     database::Database,
+    end_state::record_calls,
     scene::Scene,
     sender::{Target, send_keyed},
 };
 use relay_testkit::{
-    history::tick,
+    history::{Losses, tick},
     receiver::{Receiver, Reply},
     wait,
 };
@@ -71,9 +72,9 @@ pub(super) async fn lose_pushed_messages(
         anyhow::Ok(())
     });
     settled.await.with_context(|| scene.stack.logs(15))?;
-    scene.record_calls(RECIPIENT, &receiver.calls(HOOK))?;
+    record_calls(scene.ledger.history(), RECIPIENT, &receiver.calls(HOOK))?;
     installation.repeat_keys(&sent, &kept).await?;
-    let lost = installation.verify(&sent, span, &kept).await?;
+    let lost = installation.verify(&sent, Losses::Within(&[span]), &kept).await?;
     scene.print_row(fault, service_after, &sent);
     ensure!(lost == LOST, "{lost} messages are lost");
     Ok(installation)

@@ -33,7 +33,6 @@ async fn post(scene: &Scene, from: &Agent, gateway: usize, text: &str, key: &str
     scene.ledger.history().record_post(Post {
         asked_at,
         answered_at: tick(),
-        sender: None,
         key: Some(key.to_owned()),
         text: text.to_owned(),
         recipients: vec!["bob".to_owned()],

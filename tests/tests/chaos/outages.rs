@@ -143,7 +143,6 @@ async fn posts_are_refused_and_sockets_stay_open_while_postgres_is_unavailable()
         refused.push(SentMessage {
             text,
             target: Target::Dm("ada".into()),
-            sender: None,
             outcome: Outcome::Refused(503),
             attempts: 1,
             ticks: (asked_at, tick()),

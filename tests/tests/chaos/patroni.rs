@@ -151,7 +151,8 @@ impl Operated {
         self.scene.wait_settled(&self.agents, SOON).await?;
         let kept: Vec<&SentMessage> = report.sent.iter().filter(|sent| self.is_kept(sent)).collect();
         self.scene.repeat_keys(&self.sam, kept.iter().copied()).await?;
-        let judged = self.scene.judge(&report.sent, Losses::Within(&self.losses)).await;
+        let losses = if self.losses.is_empty() { Losses::None } else { Losses::Within(&self.losses) };
+        let judged = self.scene.judge(&report.sent, losses).await;
         let lost = judged.with_context(|| format!("{}{}", self.cluster.logs(60), self.scene.stack.logs(60)))?;
         let is_lost = |sent: &&SentMessage| matches!(&sent.outcome, Outcome::Accepted(id) if lost.contains(id));
         let wrong: Vec<&SentMessage> = kept.into_iter().filter(is_lost).collect();

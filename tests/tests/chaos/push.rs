@@ -7,10 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use relay_acceptance::chaos::{by_run_size, is_full, random_below, sender::send_accepted};
+use relay_acceptance::chaos::{
+    by_run_size,
+    database::Database,
+    end_state::{judge, record_calls},
+    is_full, random_below,
+    sender::send_accepted,
+};
 use relay_testkit::binaries;
 use relay_testkit::client::Api;
-use relay_testkit::history::{Content, History, Losses};
+use relay_testkit::history::{History, Losses};
 use relay_testkit::ports::Port;
 use relay_testkit::receiver::{Receiver, Reply};
 use relay_testkit::stack::{Backends, Service, ServiceSpec, Stack};
@@ -61,7 +67,8 @@ struct RoundResult {
     kills: usize,
 }
 
-/// Sends `each` deliveries to each of `endpoints`; every tenth is dead if `some_dead`.
+/// Sends `each` deliveries to each of `endpoints`; every tenth is dead if `some_dead`. Names and texts contain that of the
+/// round: all rounds share a database.
 async fn run_round(
     field: &Arc<PushField>,
     name: &str,
@@ -75,7 +82,7 @@ async fn run_round(
     let is_dead = move |number: usize| some_dead && number % 10 == 9;
     let ann = key.as_agent(&key.register_agent("ann").await?);
     for number in 0..endpoints {
-        let (path, agent) = (format!("/e{number}"), format!("a{number}"));
+        let (path, agent) = (format!("/e{number}"), format!("{name}-{number}"));
         if is_dead(number) {
             receiver.script(&path, [if number % 20 == 9 { Reply::Hang(Vec::new()) } else { Reply::Reset }]);
         }
@@ -90,16 +97,18 @@ async fn run_round(
     let killer = tokio::spawn(kill_workers(Arc::clone(field), Arc::clone(&over), kill));
     let mut senders = JoinSet::new();
     for sender in 0..SENDERS {
-        let (ann, history) = (ann.clone(), Arc::clone(&history));
+        let (ann, history, name) = (ann.clone(), Arc::clone(&history), name.to_owned());
         let mine: Vec<usize> = (0..endpoints).filter(|number| number % SENDERS == sender).collect();
         senders.spawn(async move {
             let mut sent: Vec<(usize, Vec<Instant>)> = mine.iter().map(|number| (*number, Vec::new())).collect();
             for nth in 0..each {
                 for (number, at) in &mut sent {
                     at.push(Instant::now());
-                    let (_, post) = send_accepted(&ann, &format!("a{number}"), &format!("{nth} to {number}")).await?;
-                    if !is_dead(*number) {
-                        history.record_post(post);
+                    let (agent, text) = (format!("{name}-{number}"), format!("{name}: {nth} to {number}"));
+                    let (_, post) = send_accepted(&ann, &agent, &text).await?;
+                    history.record_post(post);
+                    if is_dead(*number) {
+                        history.excuse(&agent, &text);
                     }
                 }
             }
@@ -131,14 +140,11 @@ async fn run_round(
     let (mut latencies, mut repeats) = (Vec::new(), 0);
     for (number, at) in &healthy {
         let calls = receiver.calls(&format!("/e{number}"));
+        record_calls(&history, &format!("{name}-{number}"), &calls)?;
         let mut highest = 0;
         let mut ids = HashSet::new();
         for call in &calls {
-            let body = call.json();
-            let id = body["delivery_id"].as_str().context("no delivery id")?.to_owned();
-            let text = body["data"]["text"].as_str().map(str::to_owned);
-            let content = Content { delivery_id: id.clone(), text };
-            history.record_frame(&format!("a{number}"), call.seq().unsigned_abs(), content);
+            let id = call.json()["delivery_id"].as_str().context("no delivery id")?.to_owned();
             if !ids.insert(id) {
                 repeats += 1;
                 continue;
@@ -150,8 +156,7 @@ async fn run_round(
         }
         ensure!(highest == i64::try_from(at.len())?, "endpoint {number}: {highest} of {}", at.len());
     }
-    let violations = history.violations(Losses::None);
-    ensure!(violations.is_empty(), "{violations:?}");
+    judge(&history, &Database::connect(field.stack.database_url())?, &key, Losses::None).await?;
     ensure!(receiver.max_concurrency() <= 1, "{} tries of one delivery at once", receiver.max_concurrency());
     latencies.sort_unstable();
     let p99 = latencies.get(latencies.len() * 99 / 100).copied().unwrap_or_default();

@@ -58,7 +58,7 @@ async fn a_message_arrives_when_its_gateway_dies_between_commit_and_publish() ->
     for round in 0..by_run_size(2, 10) {
         let text = format!("round {round}");
         let speaker = scene.api_of(&sam, 0);
-        speaker.dm("ada", &format!("warm {round}")).await?.success()?;
+        scene.dm(&sam, 0, "ada", &format!("warm {round}")).await?;
         let head = scene.database.mailbox_position("ada").await?.head;
         scene.wait_received("ada", head, SOON).await;
 

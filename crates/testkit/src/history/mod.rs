@@ -4,6 +4,25 @@
 //! at the end, and [`History::violations`] judges it. The rules know no time and no implementation, so that tests of
 //! crashes, outages and failovers share them. The caller says which accepted messages may be lost ([`Losses`]): none,
 //! unless a failover was to a standby that lacked them.
+//!
+//! # One content for each seq
+//!
+//! A seq has one content, acknowledged or not, in every history without losses: crashes, outages, and failovers to a
+//! standby that had everything. If messages may be lost, the seq of one of them may come back with another message, until
+//! a client has acknowledged it; and a tombstone may come back as a message, since its settlement may be lost.
+//!
+//! # Order
+//!
+//! Mailboxes and lists of REST have different orders. The seq of a delivery is assigned in the commit, under the lock of
+//! its mailbox head; lists are sorted by the ids of messages, which are drawn before the commit. Posts that overlap may
+//! therefore be listed in one order and numbered in the other: between the id and the commit of one, another process may
+//! draw a higher id and commit first, or the same process, if it commits a batch again after a lost lock race or an
+//! unknown outcome. Two rules hold for all messages, whoever sent them:
+//!
+//! - A post that was asked for after another was accepted has the higher seq in each mailbox, and the later place in each
+//!   list. So the two orders are the same for posts that do not overlap.
+//! - Recipients that share messages receive them in the same order, also those of overlapping posts: one transaction locks
+//!   the heads of all recipients of a message. A fan-out in chunks has several (ADR 0060); record one recipient of it.
 
 mod rules;
 
@@ -42,8 +61,6 @@ pub enum Answer {
 pub struct Post {
     pub asked_at: Tick,
     pub answered_at: Tick,
-    /// Client that awaits the answer to each post before its next one; `None` for a post that may overlap others.
-    pub sender: Option<String>,
     /// Idempotency key, if it had one.
     pub key: Option<String>,
     /// Unique text of the message.
@@ -63,9 +80,11 @@ pub struct Content {
 /// Accepted messages that recipients may lack.
 #[derive(Clone, Copy, Debug)]
 pub enum Losses<'a> {
+    /// None, and numbers do not jump: crashes, outages, and failovers to a standby that had everything.
     None,
     /// Messages that are not stored and that were accepted, or were to be, in one of these spans: of each failover, from
-    /// the last instant at which the standby had everything to the end of its promotion.
+    /// the last instant at which the standby had everything to the end of its promotion. Heads may have jumped. Without a
+    /// span nothing may be lost.
     Within(&'a [Range<Tick>]),
 }
 
@@ -91,7 +110,7 @@ pub enum Violation {
     Repeated { agent: String, text: String, seqs: Vec<u64> },
     /// A message was received whose sender was refused.
     Unaccepted { agent: String, text: String },
-    /// A seq came back with another content. After a failover it may, until it is acknowledged.
+    /// A seq came back with another content. If its message may be lost it may, until it is acknowledged.
     TwoContents { agent: String, seq: u64, first: Content, second: Content, was_acked: bool },
     /// A message that was accepted before another was sent has the higher seq.
     Reordered { agent: String, earlier: String, later: String },
@@ -103,8 +122,8 @@ pub enum Violation {
     StoredOtherwise { text: String, answers: Vec<Answer>, stored: Vec<String> },
     /// A message that was accepted before another was sent is listed behind it.
     ListedOutOfOrder { earlier: String, later: String },
-    /// Messages of one sender are listed in one order and numbered in the other.
-    NumberedOtherwise { agent: String, earlier: String, later: String },
+    /// The first agent received one message before the other, and the second agent after it.
+    Disagreement { agents: [String; 2], earlier: String, later: String },
     /// A position is above the last assigned seq.
     FloorAboveHead { agent: String, floors: Floors },
     /// The engine took more for acknowledged than the client had received.
@@ -130,8 +149,8 @@ impl fmt::Display for Violation {
                 write!(f, "{text:?} was answered with {answers:?} and is stored as {stored:?}")
             }
             Self::ListedOutOfOrder { earlier, later } => write!(f, "{later:?} is listed before {earlier:?}"),
-            Self::NumberedOtherwise { agent, earlier, later } => {
-                write!(f, "{earlier:?} is listed before {later:?}, and {agent} received it after that")
+            Self::Disagreement { agents: [one, other], earlier, later } => {
+                write!(f, "{one} received {earlier:?} before {later:?}, and {other} after it")
             }
             Self::FloorAboveHead { agent, floors } => write!(f, "{agent}: {floors:?}"),
             Self::FloorAboveReceived { agent, floors, received } => {
@@ -191,14 +210,13 @@ impl History {
         let was_acked = seq <= mailbox.acked;
         let breach = match mailbox.contents.get(&seq) {
             Some(first) if *first == content || content.text.is_none() => return,
-            Some(first) if first.text.is_some() => Some(Violation::TwoContents {
+            first => first.map(|first| Violation::TwoContents {
                 agent: agent.to_owned(),
                 seq,
                 first: first.clone(),
                 second: content.clone(),
                 was_acked,
             }),
-            _ => None,
         };
         // A client takes what it has acknowledged for a repetition.
         if breach.is_none() || !was_acked {

@@ -28,27 +28,39 @@ impl<'a> Message<'a> {
 
 type Messages<'a> = BTreeMap<&'a str, Message<'a>>;
 
+type Seqs<'a> = HashMap<&'a str, Vec<u64>>;
+
 /// Returns the breaches of all rules.
 pub(super) fn judge(records: &Records, losses: Losses<'_>) -> Vec<Violation> {
-    let may_change = matches!(losses, Losses::Within(_));
-    let is_allowed =
-        |breach: &&Violation| !(may_change && matches!(breach, Violation::TwoContents { was_acked: false, .. }));
-    let mut violations: Vec<Violation> = records.breaches.iter().filter(is_allowed).cloned().collect();
+    let is_breach = |breach: &&Violation| !may_change(breach, &records.posts, losses);
+    let mut violations: Vec<Violation> = records.breaches.iter().filter(is_breach).cloned().collect();
     let posts = by_text(&records.posts);
     let messages: Messages<'_> = posts.iter().filter_map(|(text, posts)| Some((*text, Message::new(posts)?))).collect();
     check_results(&records.posts, &mut violations);
     check_stored(&posts, records, losses, &mut violations);
     check_listings(&messages, records, &mut violations);
     let nothing = Mailbox::default();
+    let mut seqs_by_agent = HashMap::new();
     for agent in recipients(&records.posts) {
         let mailbox = records.mailboxes.get(agent).unwrap_or(&nothing);
         let seqs = seqs_by_text(mailbox);
         check_received(agent, &seqs, records, losses, &mut violations);
         check_order(agent, &seqs, &messages, &mut violations);
-        check_numbers(agent, &seqs, &messages, records, &mut violations);
+        seqs_by_agent.insert(agent, seqs);
     }
+    check_agreement(&seqs_by_agent, &messages, &mut violations);
     check_floors(records, losses, &mut violations);
     violations
+}
+
+/// Returns whether a seq may have come back with another content, because a failover may have lost the first one: its
+/// message, or of a tombstone its settlement.
+fn may_change(breach: &Violation, posts: &[Post], losses: Losses<'_>) -> bool {
+    let Violation::TwoContents { first, was_acked: false, .. } = breach else { return false };
+    match &first.text {
+        Some(text) => posts.iter().any(|post| post.text == *text && may_be_lost(post, losses)),
+        None => matches!(losses, Losses::Within(spans) if spans.iter().any(|span| !span.is_empty())),
+    }
 }
 
 fn recipients(posts: &[Post]) -> Vec<&str> {
@@ -66,8 +78,8 @@ fn by_text(posts: &[Post]) -> BTreeMap<&str, Vec<&Post>> {
     groups
 }
 
-fn seqs_by_text(mailbox: &Mailbox) -> HashMap<&str, Vec<u64>> {
-    let mut seqs: HashMap<&str, Vec<u64>> = HashMap::new();
+fn seqs_by_text(mailbox: &Mailbox) -> Seqs<'_> {
+    let mut seqs = Seqs::new();
     for (seq, content) in &mailbox.contents {
         if let Some(text) = &content.text {
             seqs.entry(text).or_default().push(*seq);
@@ -127,7 +139,7 @@ fn check_listings(messages: &Messages<'_>, records: &Records, violations: &mut V
 /// Accepted messages are received, once; refused ones are not received.
 fn check_received(
     agent: &str,
-    seqs: &HashMap<&str, Vec<u64>>,
+    seqs: &Seqs<'_>,
     records: &Records,
     losses: Losses<'_>,
     violations: &mut Vec<Violation>,
@@ -151,9 +163,10 @@ fn check_received(
 }
 
 /// Accepted messages are received in the order in which they were accepted.
-fn check_order(agent: &str, seqs: &HashMap<&str, Vec<u64>>, messages: &Messages<'_>, violations: &mut Vec<Violation>) {
+fn check_order(agent: &str, seqs: &Seqs<'_>, messages: &Messages<'_>, violations: &mut Vec<Violation>) {
+    let accepted = messages.values().filter(|message| message.is_accepted);
     let mut received: Vec<(u64, &Message<'_>)> =
-        messages.values().filter_map(|message| Some((seq_of(message, agent, seqs)?, message))).collect();
+        accepted.filter_map(|message| Some((seq_of(message, agent, seqs)?, message))).collect();
     received.sort_unstable_by_key(|(seq, _)| *seq);
     let found = find_disorder(received.into_iter().map(|(_, message)| message));
     violations.extend(found.into_iter().map(|(earlier, later)| Violation::Reordered {
@@ -163,33 +176,34 @@ fn check_order(agent: &str, seqs: &HashMap<&str, Vec<u64>>, messages: &Messages<
     }));
 }
 
-/// Messages of one sender are numbered in the order of the lists. Overlapping posts need not be: the id of a message is
-/// drawn before its commit and the seq within it, and between the two another commit may come first.
-fn check_numbers(
-    agent: &str,
-    seqs: &HashMap<&str, Vec<u64>>,
-    messages: &Messages<'_>,
-    records: &Records,
-    violations: &mut Vec<Violation>,
-) {
-    for listing in &records.listings {
-        let mut highest: HashMap<&str, (u64, &str)> = HashMap::new();
-        for message in listing.iter().filter_map(|text| messages.get(text.as_str())) {
-            let Some((sender, seq)) = message.post.sender.as_deref().zip(seq_of(message, agent, seqs)) else {
-                continue;
-            };
-            let (before, earlier) = highest.insert(sender, (seq, &message.post.text)).unwrap_or_default();
-            if before > seq {
-                let (agent, earlier) = (agent.to_owned(), earlier.to_owned());
-                violations.push(Violation::NumberedOtherwise { agent, earlier, later: message.post.text.clone() });
+/// Recipients that share messages receive them in the same order.
+fn check_agreement(seqs: &HashMap<&str, Seqs<'_>>, messages: &Messages<'_>, violations: &mut Vec<Violation>) {
+    let mut shared: BTreeMap<[&str; 2], Vec<([u64; 2], &str)>> = BTreeMap::new();
+    for message in messages.values() {
+        let recipients = message.post.recipients.iter().map(String::as_str);
+        let mut received: Vec<(&str, u64)> =
+            recipients.filter_map(|agent| Some((agent, seq_of(message, agent, seqs.get(agent)?)?))).collect();
+        received.sort_unstable();
+        for (nth, (one, seq)) in received.iter().enumerate() {
+            for (other, other_seq) in &received[nth + 1..] {
+                shared.entry([one, other]).or_default().push(([*seq, *other_seq], &message.post.text));
             }
         }
     }
+    for (agents, mut received) in shared {
+        received.sort_unstable();
+        let reversed = received.windows(2).filter(|pair| pair[0].0[1] > pair[1].0[1]);
+        violations.extend(reversed.map(|pair| Violation::Disagreement {
+            agents: agents.map(str::to_owned),
+            earlier: pair[0].1.to_owned(),
+            later: pair[1].1.to_owned(),
+        }));
+    }
 }
 
-/// Returns the seq under which an agent received an accepted message; `None` also if there are several.
-fn seq_of(message: &Message<'_>, agent: &str, seqs: &HashMap<&str, Vec<u64>>) -> Option<u64> {
-    let is_recipient = message.is_accepted && message.post.recipients.iter().any(|name| name == agent);
+/// Returns the seq under which a recipient received a message; `None` also if there are several.
+fn seq_of(message: &Message<'_>, agent: &str, seqs: &Seqs<'_>) -> Option<u64> {
+    let is_recipient = message.post.recipients.iter().any(|name| name == agent);
     match seqs.get(message.post.text.as_str()).map(Vec::as_slice) {
         Some([seq]) if is_recipient => Some(*seq),
         _ => None,

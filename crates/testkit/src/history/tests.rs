@@ -5,7 +5,7 @@ use super::*;
 fn post(text: &str, answer: Answer) -> Post {
     let (asked_at, answered_at) = (tick(), tick());
     let (text, recipients) = (text.to_owned(), vec!["ada".to_owned()]);
-    Post { asked_at, answered_at, sender: None, key: None, text, recipients, answer }
+    Post { asked_at, answered_at, key: None, text, recipients, answer }
 }
 
 fn accepted(text: &str) -> Post {
@@ -82,20 +82,54 @@ fn concurrent_posts_may_have_any_order() {
     assert_eq!(history(vec![one, two], &[(1, content("two")), (2, content("one"))], 2).violations(Losses::None), []);
 }
 
+/// History in which seq 1 was `first` and, after an ack of it or before, came back as "new".
+fn two_contents(first: Content, is_acked: bool) -> History {
+    let history = history(Vec::new(), &[(1, first)], u64::from(is_acked));
+    history.record_post(accepted("new"));
+    history.record_frame("ada", 1, content("new"));
+    history.record_stored(stored(&[("new", "id of new")]));
+    history
+}
+
+fn is_two_contents(violations: &[Violation]) -> bool {
+    violations.iter().any(|one| matches!(one, Violation::TwoContents { .. }))
+}
+
 #[test]
-fn a_seq_may_change_its_content_until_it_is_acknowledged() {
-    let posts = || vec![accepted("new")];
-    let failover = 0..Tick::MAX;
-    let spans = std::slice::from_ref(&failover);
-    let before = history(posts(), &[(1, content("old")), (1, content("new"))], 1);
-    assert_eq!(before.violations(Losses::Within(spans)), []);
-    assert_eq!(before.violations(Losses::None).len(), 1, "without a failover it may not");
-    let after = history(posts(), &[(1, content("old"))], 1);
-    after.record_frame("ada", 1, content("new"));
-    let found = after.violations(Losses::Within(spans));
-    let [Violation::TwoContents { was_acked: true, .. }, Violation::Lost { .. }] = found.as_slice() else {
-        panic!("{found:?}");
+fn without_losses_a_seq_has_one_content() {
+    let nothing = 0..0;
+    for losses in [Losses::None, Losses::Within(&[]), Losses::Within(std::slice::from_ref(&nothing))] {
+        for first in [content("old"), tombstone()] {
+            for is_acked in [false, true] {
+                let history = two_contents(first.clone(), is_acked);
+                history.record_post(accepted("old"));
+                let found = history.violations(losses);
+                assert!(is_two_contents(&found), "{first:?}, {losses:?}: {found:?}");
+            }
+        }
+        let received = [(1, content("new")), (1, content("new")), (1, tombstone())];
+        assert_eq!(history(vec![accepted("new")], &received, 1).violations(losses), []);
+    }
+}
+
+#[test]
+fn the_seq_of_a_lost_message_may_change_its_content_until_it_is_acknowledged() {
+    let began = tick();
+    let (old, is_lost) = (accepted("old"), began..tick());
+    let found = |is_acked, losses| {
+        let history = two_contents(content("old"), is_acked);
+        history.record_post(old.clone());
+        history.violations(Losses::Within(std::slice::from_ref(losses)))
     };
+    assert_eq!(found(false, &is_lost), []);
+    let after = found(true, &is_lost);
+    let [Violation::TwoContents { was_acked: true, .. }, Violation::Lost { .. }] = after.as_slice() else {
+        panic!("{after:?}");
+    };
+    let later = tick()..tick();
+    assert!(is_two_contents(&found(false, &later)), "it was not lost by then");
+    let settlement = two_contents(tombstone(), false).violations(Losses::Within(std::slice::from_ref(&is_lost)));
+    assert_eq!(settlement, [], "a settlement may be lost");
 }
 
 #[test]
@@ -178,20 +212,46 @@ fn a_repeated_request_does_not_move_its_message() {
     }
 }
 
+/// Posts with the same times, so that they may have any order.
+fn overlapping(texts: [&str; 2]) -> [Post; 2] {
+    let [one, two] = texts.map(accepted);
+    let (asked_at, answered_at) = (one.asked_at, two.answered_at);
+    [one, two].map(|post| Post { asked_at, answered_at, ..post })
+}
+
 #[test]
-fn messages_of_one_sender_are_numbered_as_they_are_listed() {
-    let found = |senders: [&str; 2]| {
-        let (mut one, mut two) = (accepted("one"), accepted("two"));
-        [one.sender, two.sender] = senders.map(|sender| Some(sender.to_owned()));
-        // By their times alone they may have any order.
-        (two.asked_at, two.answered_at) = (one.asked_at, one.answered_at);
-        let history = history(vec![one, two], &[(1, content("two")), (2, content("one"))], 2);
-        history.record_listing(vec!["one".into(), "two".into()]);
+fn posts_that_do_not_overlap_are_numbered_as_they_are_listed() {
+    let orders = [["one", "two"], ["two", "one"]];
+    let found = |posts: Vec<Post>, seqs: [&str; 2], listed: [&str; 2]| {
+        let history = history(posts, &[(1, content(seqs[0])), (2, content(seqs[1]))], 2);
+        history.record_listing(listed.map(str::to_owned).to_vec());
         history.violations(Losses::None)
     };
-    let (agent, earlier, later) = ("ada".into(), "one".into(), "two".into());
-    assert_eq!(found(["sam", "sam"]), [Violation::NumberedOtherwise { agent, earlier, later }]);
-    assert_eq!(found(["sam", "eve"]), [], "posts of two senders overlap");
+    for seqs in orders {
+        for listed in orders {
+            let posts = vec![accepted("one"), accepted("two")];
+            assert_eq!(found(posts, seqs, listed).is_empty(), seqs == orders[0] && listed == orders[0]);
+            assert_eq!(found(overlapping(["one", "two"]).into(), seqs, listed), []);
+        }
+    }
+}
+
+#[test]
+fn recipients_receive_shared_messages_in_the_same_order() {
+    let found = |orders: [[&str; 2]; 2]| {
+        let both = ["ada", "bob"];
+        let recipients: Vec<String> = both.map(str::to_owned).to_vec();
+        let posts = overlapping(["one", "two"]).map(|post| Post { recipients: recipients.clone(), ..post });
+        let history = history(posts.into(), &[], 0);
+        for (agent, texts) in both.into_iter().zip(orders) {
+            (1..).zip(texts).for_each(|(seq, text)| history.record_frame(agent, seq, content(text)));
+        }
+        history.violations(Losses::None)
+    };
+    assert_eq!(found([["two", "one"], ["two", "one"]]), []);
+    let agents = ["ada".to_owned(), "bob".to_owned()];
+    let disagreement = Violation::Disagreement { agents, earlier: "one".into(), later: "two".into() };
+    assert_eq!(found([["one", "two"], ["two", "one"]]), [disagreement]);
 }
 
 #[test]
