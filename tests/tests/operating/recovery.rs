@@ -4,8 +4,10 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use relay_acceptance::chaos::{database::Database, end_state::judge, ledger::content_of, sender::send_accepted};
 use relay_testkit::{
     client::{Agent, Api, NodeSocket},
+    history::{History, Losses, tick},
     stack::Stack,
     wait,
 };
@@ -69,6 +71,7 @@ struct Scene {
     ada: Agent,
     bob: Agent,
     id: String,
+    history: History,
 }
 
 impl Scene {
@@ -76,27 +79,44 @@ impl Scene {
         let key = Api::create_workspace(stack.gateway(0).url(), "restored").await?;
         let (ada, bob) = (key.register_agent("ada").await?, key.register_agent("bob").await?);
         let id = text(&key.get("/v1/workspace").await?.success()?["id"]).to_owned();
-        Ok(Self { key, ada, bob, id })
+        Ok(Self { key, ada, bob, id, history: History::default() })
     }
 
     async fn send(&self, words: &str) -> Result<Value> {
-        self.key.as_agent(&self.ada).dm("bob", words).await?.success()
+        self.send_to("bob", words).await
     }
 
+    async fn send_to(&self, name: &str, words: &str) -> Result<Value> {
+        let (reply, post) = send_accepted(&self.key.as_agent(&self.ada), name, words).await?;
+        self.history.record_post(post);
+        reply.success()
+    }
+
+    /// Connects bob, who acknowledges each delivery that [`Self::next`] returns.
     async fn socket(&self) -> Result<NodeSocket> {
-        self.key.as_agent(&self.bob).direct_socket().await
+        let mut socket = self.key.as_agent(&self.bob).direct_socket().await?;
+        socket.auto_ack(true);
+        Ok(socket)
+    }
+
+    /// Returns bob's next delivery: its seq, type and text.
+    async fn next(&self, socket: &mut NodeSocket) -> Result<(i64, String, String)> {
+        let frame = socket.expect("deliver").await?;
+        let seq = frame["seq"].as_u64().context("a seq")?;
+        self.history.record_frame("bob", seq, content_of(&frame));
+        self.history.record_ack("bob", seq);
+        Ok((i64::try_from(seq)?, text(&frame["payload"]["type"]).to_owned(), words(&frame).to_owned()))
+    }
+
+    /// Judges what was posted, received and acknowledged.
+    async fn verify(&self, stack: &Stack, losses: Losses<'_>) -> Result<()> {
+        judge(&self.history, &Database::connect(stack.database_url())?, &self.key, losses).await
     }
 }
 
 /// Returns the text of a delivery.
 fn words(frame: &Value) -> &str {
     text(&frame["payload"]["data"]["text"])
-}
-
-async fn next(socket: &mut NodeSocket) -> Result<(i64, String, String)> {
-    let frame = socket.expect("deliver").await?;
-    let seq = frame["seq"].as_i64().context("a seq")?;
-    Ok((seq, text(&frame["payload"]["type"]).to_owned(), words(&frame).to_owned()))
 }
 
 async fn number(stack: &Stack, query: &str, workspace: &str) -> Result<i64> {
@@ -113,9 +133,8 @@ async fn deliveries_lost_in_a_restore_are_recovered_or_reported() -> Result<()> 
     let stack = Stack::builder().gateways(2).start().await?;
     let scene = Scene::new(&stack).await?;
     let mut socket = scene.socket().await?;
-    socket.auto_ack(true);
     scene.send("before").await?;
-    assert_eq!(next(&mut socket).await?, (1, "dm.received".to_owned(), "before".to_owned()));
+    assert_eq!(scene.next(&mut socket).await?, (1, "dm.received".to_owned(), "before".to_owned()));
     wait::until_ok("the ack to be stored", SOON, || async {
         let floor =
             number(&stack, "SELECT max(ack_floor) FROM mailbox_cursors WHERE workspace_id = WORKSPACE", &scene.id);
@@ -125,19 +144,19 @@ async fn deliveries_lost_in_a_restore_are_recovered_or_reported() -> Result<()> 
     .await?;
     wait_seen(&stack).await?;
     stop(&stack);
+    let copied = tick();
     copy(&stack, "relay", "older").await?;
     start(&stack).await?;
 
     // After the copy: messages that are delivered and acknowledged, one of them too large for the log.
     let mut socket = scene.socket().await?;
-    socket.auto_ack(true);
     scene.send("after").await?;
     let large = "x".repeat(40 * 1024);
     let lost = scene.send(&large).await?;
     scene.send("after that").await?;
     let mut seen = Vec::new();
     for _ in 0..3 {
-        seen.push(next(&mut socket).await?.0);
+        seen.push(scene.next(&mut socket).await?.0);
     }
     assert_eq!(seen, [2, 3, 4]);
     wait::until_ok("the log to have it all", SOON, || async {
@@ -147,17 +166,17 @@ async fn deliveries_lost_in_a_restore_are_recovered_or_reported() -> Result<()> 
     .await?;
     stop(&stack);
     restore(&stack, "older").await?;
+    let lost_since_copy = copied..tick();
     assert_eq!(number(&stack, HEAD, &scene.id).await?, 2, "this is the older state");
     start(&stack).await?;
 
     // Readiness implies recovery: new numbers are above all assigned ones.
     assert_eq!(number(&stack, HEAD, &scene.id).await?, 5);
     let mut socket = scene.socket().await?;
-    socket.auto_ack(true);
     scene.send("anew").await?;
     let mut again: Vec<(i64, String, String)> = Vec::new();
     while again.last().is_none_or(|(seq, ..)| *seq < 5) {
-        again.push(next(&mut socket).await?);
+        again.push(scene.next(&mut socket).await?);
     }
     assert_eq!(again.last().context("the new one")?, &(5, "dm.received".to_owned(), "anew".to_owned()));
     let kinds: Vec<_> = again.iter().map(|(seq, kind, words)| (*seq, kind.as_str(), words.as_str())).collect();
@@ -186,6 +205,8 @@ async fn deliveries_lost_in_a_restore_are_recovered_or_reported() -> Result<()> 
     let messages = scene.key.as_agent(&scene.ada).get(&format!("/v1/dm/{conversation}/messages")).await?.success()?;
     let found: HashSet<&str> = messages.as_array().context("messages")?.iter().map(|one| text(&one["text"])).collect();
     assert!(found.is_superset(&HashSet::from(["before", "after", "after that", "anew"])), "{messages}");
+    scene.verify(&stack, Losses::Within(&[lost_since_copy])).await?;
+    assert_eq!(scene.history.lost_ids(), [text(&lost["message"]["id"])], "the log had the others");
     Ok(())
 }
 
@@ -195,8 +216,9 @@ async fn seqs_skip_the_margin_when_the_log_is_lost_too() -> Result<()> {
     let scene = Scene::new(&stack).await?;
     scene.send("waits").await?;
     let cyd = scene.key.register_agent("cyd").await?;
-    scene.key.as_agent(&scene.ada).dm("cyd", "waits as well").await?.success()?;
+    scene.send_to("cyd", "waits as well").await?;
     stop(&stack);
+    let copied = tick();
     copy(&stack, "relay", "older").await?;
     start(&stack).await?;
     scene.send("lost for good").await?;
@@ -205,6 +227,7 @@ async fn seqs_skip_the_margin_when_the_log_is_lost_too() -> Result<()> {
     std::fs::remove_dir_all(stack.nats().store_dir())?;
     stack.nats().restart().await?;
     restore(&stack, "older").await?;
+    let lost_since_copy = copied..tick();
     start(&stack).await?;
 
     assert_eq!(number(&stack, HEAD, &scene.id).await?, 1002, "two were given away; nobody can tell");
@@ -215,13 +238,12 @@ async fn seqs_skip_the_margin_when_the_log_is_lost_too() -> Result<()> {
                  WHERE c.workspace_id = WORKSPACE AND a.name = 'ada'";
     assert_eq!(number(&stack, idle, &scene.id).await?, 1000);
     let mut socket = scene.socket().await?;
-    socket.auto_ack(true);
     scene.send("anew").await?;
     // A position within the skipped range is settled: waiting deliveries come first, then new ones.
-    let first = next(&mut socket).await?;
+    let first = scene.next(&mut socket).await?;
     assert_eq!(first, (1, "dm.received".to_owned(), "waits".to_owned()));
     let last = loop {
-        let frame = next(&mut socket).await?;
+        let frame = scene.next(&mut socket).await?;
         if frame.1 == "dm.received" {
             break frame;
         }
@@ -236,6 +258,9 @@ async fn seqs_skip_the_margin_when_the_log_is_lost_too() -> Result<()> {
     let floor = "SELECT c.settled_floor FROM mailbox_cursors c JOIN agents a USING (workspace_id, agent_id)
                   WHERE c.workspace_id = WORKSPACE AND a.name = 'cyd'";
     assert_eq!(number(&stack, floor, &scene.id).await?, 1001);
+    scene.history.excuse("cyd", "waits as well");
+    scene.verify(&stack, Losses::Within(&[lost_since_copy])).await?;
+    assert_eq!(scene.history.lost_ids().len(), 1, "\"lost for good\"");
     Ok(())
 }
 
@@ -261,11 +286,10 @@ async fn a_lost_log_is_rebuilt_completely() -> Result<()> {
     .await?;
     assert_eq!(number(&stack, HEAD, &scene.id).await?, 5, "numbers go on: Postgres has lost nothing");
     let mut socket = scene.socket().await?;
-    socket.auto_ack(true);
     for number in 1..=4 {
-        assert_eq!(next(&mut socket).await?, (number, "dm.received".to_owned(), format!("letter {number}")));
+        assert_eq!(scene.next(&mut socket).await?, (number, "dm.received".to_owned(), format!("letter {number}")));
     }
     scene.send("letter 5").await?;
-    assert_eq!(next(&mut socket).await?.0, 5);
-    Ok(())
+    assert_eq!(scene.next(&mut socket).await?.0, 5);
+    scene.verify(&stack, Losses::None).await
 }

@@ -1,10 +1,12 @@
 //! Brokers whose last received seq is above the head of a restored database, after JetStream was lost too.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
+use relay_acceptance::chaos::{database::Database, end_state::judge, ledger::content_of, sender::send_accepted};
 use relay_testkit::{
     client::{Agent, Api, NodeSocket},
+    history::{History, Losses, Tick, tick},
     stack::{Service, Stack},
     wait,
 };
@@ -23,6 +25,10 @@ struct Scene {
     node: String,
     token: String,
     workspace: String,
+    /// Acks that claim more than was received are not recorded.
+    history: History,
+    /// From the state that is restored to its restoration.
+    lost: Range<Tick>,
 }
 
 impl Scene {
@@ -35,10 +41,11 @@ impl Scene {
         let workspace = key.get("/v1/workspace").await?.success()?["id"].as_str().context("an id")?.to_owned();
         let token = key.create_broker_node(&node, "box").await?.token;
         key.bind(&node, "bob").await?;
-        let scene = Self { stack, key, ada, bob, node, token, workspace };
+        let mut scene = Self { stack, key, ada, bob, node, token, workspace, history: History::default(), lost: 0..0 };
         scene.send("message 1").await?;
         let mut socket = scene.socket(0).await?;
         scene.receive_delivery(&mut socket, 1..=1).await?;
+        let copied = tick();
         scene.stopped(|| async { scene.database("CREATE DATABASE older TEMPLATE relay").await }).await?;
 
         let mut socket = scene.socket(1).await?;
@@ -56,11 +63,33 @@ impl Scene {
                 scene.database("CREATE DATABASE relay TEMPLATE older").await
             })
             .await?;
+        scene.lost = copied..tick();
         Ok(scene)
     }
 
     async fn send(&self, words: &str) -> Result<Value> {
-        self.key.as_agent(&self.ada).dm("bob", words).await?.success()
+        let (reply, post) = send_accepted(&self.key.as_agent(&self.ada), "bob", words).await?;
+        self.history.record_post(post);
+        reply.success()
+    }
+
+    /// Acknowledges deliveries that were received.
+    async fn ack(&self, socket: &NodeSocket, seq: u64) -> Result<()> {
+        self.history.record_ack("bob", seq);
+        socket.ack("bob", seq).await
+    }
+
+    fn record(&self, frame: &Value) -> Result<()> {
+        self.history.record_frame("bob", frame["seq"].as_u64().context("a seq")?, content_of(frame));
+        Ok(())
+    }
+
+    /// Judges what was posted, received and acknowledged. Nothing but the messages since the restored state is lost.
+    async fn verify(&self) -> Result<()> {
+        let losses = Losses::Within(std::slice::from_ref(&self.lost));
+        judge(&self.history, &Database::connect(self.stack.database_url())?, &self.key, losses).await?;
+        assert_eq!(self.history.lost_ids().len(), 9, "messages 2 to 10");
+        Ok(())
     }
 
     /// Connects as a broker that has received everything up to `had` and answers the position request.
@@ -89,10 +118,11 @@ impl Scene {
             let frame = socket
                 .expect_where("its number", SOON, |frame| frame["seq"] == number && frame["agent"] == "bob")
                 .await?;
+            self.record(&frame)?;
             said.push(frame["payload"]["data"]["text"].as_str().unwrap_or_default().to_owned());
         }
         let last = *numbers.end();
-        socket.ack("bob", last.unsigned_abs()).await?;
+        self.ack(socket, last.unsigned_abs()).await?;
         wait::until_ok("the ack to be stored", SOON, || async {
             let floor = self
                 .number("SELECT c.ack_floor FROM mailbox_cursors c JOIN agents a USING (workspace_id, agent_id)")
@@ -156,12 +186,13 @@ async fn seqs_that_a_broker_has_received_are_not_assigned_again() -> Result<()> 
     let frame = socket.expect_where("the message", SOON, |frame| frame["payload"]["type"] == "dm.received").await?;
     assert_eq!((&frame["seq"], &frame["payload"]["data"]["text"]), (&Value::from(11), &Value::from("anew")), "{frame}");
     assert_eq!(frame["payload"]["data"]["id"], anew["message"]["id"], "{frame}");
-    socket.ack("bob", 11).await?;
+    scene.record(&frame)?;
+    scene.ack(&socket, 11).await?;
     assert_eq!(scene.lost().await?, 2, "of 9 and 10 nothing is known");
 
     scene.send("and on").await?;
     assert_eq!(scene.receive_delivery(&mut socket, 12..=12).await?, ["and on"]);
-    Ok(())
+    scene.verify().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -181,5 +212,5 @@ async fn a_broker_that_claims_too_much_raises_nothing() -> Result<()> {
     scene.send("after all").await?;
     let mut socket = scene.socket(13).await?;
     assert_eq!(scene.receive_delivery(&mut socket, 14..=14).await?, ["after all"]);
-    Ok(())
+    scene.verify().await
 }

@@ -5,9 +5,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use futures::StreamExt as _;
-use relay_acceptance::push_scene::Scene;
+use relay_acceptance::{
+    chaos::{
+        database::Database,
+        end_state::{judge, record_calls},
+        sender::send_accepted,
+    },
+    push_scene::Scene,
+};
 use relay_testkit::{
     binaries,
+    history::{History, Losses},
     ports::Port,
     receiver::{Receiver, Reply},
     stack::{Backends, Service, ServiceSpec, Stack},
@@ -38,13 +46,14 @@ async fn start_worker(stack: &Stack, name: &str) -> Result<Service> {
 async fn deliveries_accepted_before_a_worker_started_arrive_and_a_killed_worker_is_replaced() -> Result<()> {
     let stack = Stack::builder().gateways(1).worker(false).start().await?;
     let scene = Scene::on_gateway(stack.gateway(0).url(), "push-workers", json!({ "ack_mode": "on_2xx" })).await?;
-    scene.send("one").await?;
+    let history = History::default();
+    history.record_post(send_accepted(&scene.ann, "bob", "one").await?.1);
     let first = start_worker(&stack, "first").await?;
     scene.wait_for_deliveries("it to be acked", "?status=acked", |rows| rows.len() == 1).await?;
 
     // It is killed during an attempt; the other worker takes over when the lease has expired.
     scene.receiver.script("/hook", [Reply::Hang(Vec::new()), Reply::Status(200)]);
-    scene.send("two").await?;
+    history.record_post(send_accepted(&scene.ann, "bob", "two").await?.1);
     scene.wait_for_calls(2).await;
     first.kill9();
     let killed_at = Instant::now();
@@ -54,7 +63,8 @@ async fn deliveries_accepted_before_a_worker_started_arrive_and_a_killed_worker_
     assert!(took < Duration::from_secs(45), "the lease lasts for 15 s: {took:?}");
     scene.wait_for_deliveries("both to be acked", "?status=acked", |rows| rows.len() == 2).await?;
     assert_eq!(scene.receiver.seqs("/hook"), [1, 2, 2]);
-    Ok(())
+    record_calls(&history, "bob", &scene.receiver.calls("/hook"))?;
+    judge(&history, &Database::connect(stack.database_url())?, &scene.key, Losses::None).await
 }
 
 /// They would find the mailbox at their next poll.
