@@ -13,6 +13,7 @@ mod patroni;
 mod pooler;
 mod push;
 mod push_positions;
+mod repairer;
 mod returns;
 mod rolling;
 mod storm;
