@@ -48,9 +48,7 @@ impl Store {
                                      WHERE workspace_id = $1 AND channel_id = mine.channel_id AND thread_id IS NULL
                                        AND message_id > mine.read_id
                                        AND created_on >= DATE '2025-01-01' + ((mine.read_id >> 22) / 86400000)::integer
-                                       AND created_on <= ",
-            LAST_DAY,
-            " ORDER BY message_id DESC LIMIT $4) AS above
+                                     ORDER BY message_id DESC LIMIT $4) AS above
                              WHERE agent_id <> $2 ORDER BY message_id DESC LIMIT $5) AS counted) AS u
                LEFT JOIN messages n
                       ON n.workspace_id = $1 AND n.message_id = u.newest_id AND n.created_on = u.newest_on
