@@ -185,17 +185,22 @@ impl Store {
         seq: Seq,
         at: DateTime<Utc>,
     ) -> StoreResult<bool> {
+        let doing = "purging a dead letter";
+        // After a recovery the seq may be that of another delivery.
+        let epoch = self.epoch(doing)?;
         let done = sqlx::query(formatcp!(
             "UPDATE delivery_exceptions SET purged_at = $4
-              WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 AND state = {DEAD_LETTERED} AND purged_at IS NULL"
+              WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 AND state = {DEAD_LETTERED} AND purged_at IS NULL
+                AND relay_require_epoch($5)"
         ))
         .bind(scope.workspace_id())
         .bind(agent)
         .bind(seq)
         .bind(at)
+        .bind(epoch)
         .execute(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("purging a dead letter"))?;
+        .await;
+        let done = self.note_epoch(epoch, done.map_err(StoreError::from_sqlx(doing)))?;
         Ok(done.rows_affected() > 0)
     }
 }

@@ -21,7 +21,7 @@ use crate::{
 
 /// Takes the provider of a direct node, whose newest connection always wins: a registration is refused only if the holder
 /// asked later. The node is locked first, as by every registration. It is written in the same statement, and only if the
-/// provider was taken.
+/// provider was taken. The epoch is that of the time, as in [`providers`](super::providers).
 const REGISTER: &str = formatcp!(
     "WITH node AS MATERIALIZED (
     SELECT node_id FROM nodes WHERE workspace_id = $1 AND node_id = $2 AND role = '{DIRECT}' FOR UPDATE
@@ -32,7 +32,7 @@ const REGISTER: &str = formatcp!(
            relay_now(), relay_now(), $12
       FROM node
     ON CONFLICT (workspace_id, node_id, provider) DO UPDATE
-       SET instance_id = excluded.instance_id, epoch = p.epoch + 1, gateway_id = excluded.gateway_id,
+       SET instance_id = excluded.instance_id, epoch = greatest(p.epoch + 1, excluded.epoch), gateway_id = excluded.gateway_id,
            capabilities = excluded.capabilities, cursor_granted = excluded.cursor_granted, tags = excluded.tags,
            version = excluded.version, max_agents = excluded.max_agents, handlers_live = excluded.handlers_live,
            load = 0, load_measured = false, registered_at = relay_now(), last_heartbeat_at = relay_now(),

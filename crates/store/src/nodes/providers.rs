@@ -356,8 +356,11 @@ async fn is_held_by_later_request(
     Ok(later.unwrap_or(false))
 }
 
-/// Writes the provider's row with the next epoch. Returns `None` if the row has another epoch than the claim expects, or
-/// a later request.
+/// Writes the provider's row with a higher epoch. Returns `None` if the row has another epoch than the claim expects, or a
+/// later request.
+///
+/// The epoch is the time in milliseconds, so that a registration after a failover has another one than a registration
+/// that the failover has lost: the end of that connection is recorded after the recovery.
 async fn take_provider(
     tx: &mut Session,
     key: ProviderKey<'_>,
@@ -371,7 +374,7 @@ async fn take_provider(
          VALUES ($1, $2, $3, $4, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, $6, $7, $8, $9, $10, $11, $12,
                  relay_now(), relay_now(), $13)
          ON CONFLICT (workspace_id, node_id, provider) DO UPDATE
-            SET instance_id = excluded.instance_id, epoch = p.epoch + 1,
+            SET instance_id = excluded.instance_id, epoch = greatest(p.epoch + 1, excluded.epoch),
                 gateway_id = excluded.gateway_id, capabilities = excluded.capabilities,
                 cursor_granted = excluded.cursor_granted, tags = excluded.tags,
                 version = excluded.version, max_agents = excluded.max_agents,

@@ -121,7 +121,8 @@ impl FromRow<'_, PgRow> for PendingCallRow {
 
 // A subscription is due when it is not blocked and has a pending delivery or an unmatched event. SKIP LOCKED: a row that
 // another worker is claiming is not waited for; the lease is checked again on the locked row, because `due` was read without
-// locks. Places are those of a family: a workspace and those created with its key.
+// locks. Places are those of a family: a workspace and those created with its key. The epoch is the time in milliseconds, so
+// that it is not that of a lease which a failover has lost, and whose worker records its call after the recovery.
 const CLAIM: &str = concat!(
     "
 WITH due AS (
@@ -156,7 +157,8 @@ WITH due AS (
        FOR UPDATE OF s SKIP LOCKED
 )
 UPDATE subscriptions s
-   SET lease_owner = $1, lease_epoch = lease_epoch + 1, lease_until = relay_now() + make_interval(secs => $6)
+   SET lease_owner = $1, lease_until = relay_now() + make_interval(secs => $6),
+       lease_epoch = greatest(lease_epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
   FROM claimed
  WHERE s.workspace_id = claimed.workspace_id AND s.subscription_id = claimed.subscription_id
 RETURNING s.workspace_id, claimed.family, s.subscription_id, s.lease_epoch, s.events, s.filter, s.created_by, s.url,

@@ -119,11 +119,31 @@ async fn a_registration_that_waited_for_postgres_does_not_displace_a_later_one()
     let late = register(TimeDelta::seconds(5)).await;
     assert!(matches!(late, RegisterOutcome::Superseded), "{late:?}");
     let concurrent = register(TimeDelta::milliseconds(500)).await;
-    assert!(matches!(concurrent, RegisterOutcome::Registered { .. }), "clocks differ: {concurrent:?}");
-    db.store.disconnect_provider(&fence(scope, &node, &provider, epoch + 1), db.now).await.unwrap();
+    let RegisterOutcome::Registered { epoch: newer, .. } = concurrent else { panic!("clocks differ: {concurrent:?}") };
+    assert!(newer > epoch);
+    db.store.disconnect_provider(&fence(scope, &node, &provider, newer), db.now).await.unwrap();
     let claim = claim(None, db.now - TimeDelta::seconds(5));
     let free = db.store.register_direct(scope, &node, claim, &registration(&provider), db.now).await.unwrap();
     assert!(matches!(free, RegisterOutcome::Registered { .. }), "the holder has left: {free:?}");
+}
+
+/// A failover to a standby without the second registration, whose connection ends after the third one.
+#[tokio::test]
+async fn the_epoch_of_a_lost_registration_is_given_to_no_other() {
+    let ((scope, ada), provider) = (Database::mailbox(1), ProviderName::new("default"));
+    for (node, role) in [(NodeId::direct(ada), "direct"), (NodeId::new("n1"), "broker")] {
+        let db = Database::fresh().await;
+        db.agent(1, "ada").await;
+        db.node(node.as_str(), role).await;
+        let (replicated, _) = db.connect(scope, &node, &provider).await;
+        let (lost, _) = db.connect(scope, &node, &provider).await;
+        db.run(&format!("UPDATE providers SET epoch = {replicated} WHERE node_id = '{node}'; SELECT pg_sleep(0.01)"))
+            .await;
+        let (third, _) = db.connect(scope, &node, &provider).await;
+        assert!(third > lost, "{node}: {replicated}, {lost}, {third}");
+        let ended = db.store.disconnect_provider(&fence(scope, &node, &provider, lost), db.now).await.unwrap();
+        assert!(ended.is_none(), "{node}: {ended:?}");
+    }
 }
 
 #[tokio::test]
