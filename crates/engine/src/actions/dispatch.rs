@@ -21,9 +21,9 @@ use crate::{EngineResult, Inner, hints::Hint};
 
 /// A note that finds no room stays unrecorded; its gateway finds it by polling and notes it again.
 const QUEUE: QueueConfig<DispatchNote> = QueueConfig::new("dispatch_notes", 8192, 1000).at_most_every(GATHER_FOR);
-/// Time in which notes gather. Most invocations are answered within it, and their note changes no row. After a crash of
+/// Time in which notes gather. Most invocations are answered within it, and their note changes no row. After the end of
 /// the gateway, or with a connection that is replaced in this time, frames of this time are sent again.
-const GATHER_FOR: Duration = Duration::from_millis(50);
+const GATHER_FOR: Duration = Duration::from_millis(20);
 /// Pause before notes are written again that storage was unavailable for.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// Frames above this size are not part of hints: their gateway reads the row.

@@ -5,6 +5,7 @@ use chrono::{DateTime, Utc};
 use const_format::{concatcp, formatcp};
 use relay_domain::{AgentId, GatewayId, InvocationId, JsonText, NodeId, ProviderName, WorkspaceScope};
 use sqlx::{FromRow, Row as _, postgres::PgRow};
+use tokio::time::Instant;
 
 use crate::{Store, StoreError, StoreResult, decode::json_text, nodes::fence::Fence, sizes::INPUT_BYTES};
 
@@ -153,6 +154,8 @@ pub struct SentInvocation {
     pub provider: ProviderName,
     /// Epoch of the connection.
     pub epoch: i64,
+    /// Time at which the frame was written.
+    pub written_at: Instant,
 }
 
 impl Store {
@@ -182,7 +185,7 @@ impl Store {
             .map_err(StoreError::from_sqlx("reading invocations of earlier connections"))
     }
 
-    /// Marks invocations as sent. A row with a newer attempt or an outcome stays as it is.
+    /// Marks invocations as sent. A row with an outcome, of another attempt or of a deleted agent stays as it is.
     ///
     /// # Errors
     /// If Postgres is unavailable; the invocations are then sent again.
@@ -190,8 +193,8 @@ impl Store {
         sqlx::query(
             "WITH s AS (
                  SELECT DISTINCT ON (workspace_id, invocation_id) *
-                   FROM unnest($1::bigint[], $2::bigint[], $3::int[], $4::text[], $5::text[], $6::bigint[])
-                        AS s (workspace_id, invocation_id, attempt, node_id, provider, epoch)
+                   FROM unnest($1::bigint[], $2::bigint[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::float8[])
+                        AS s (workspace_id, invocation_id, attempt, node_id, provider, epoch, age_seconds)
                   ORDER BY workspace_id, invocation_id, epoch DESC
              ), locked AS MATERIALIZED (
                  SELECT i.workspace_id, i.invocation_id
@@ -200,11 +203,13 @@ impl Store {
                   ORDER BY 1, 2 FOR UPDATE OF i
              )
              UPDATE invocations i
-                SET sent_epoch = s.epoch, sent_at = coalesce(i.sent_at, relay_now()), node_id = s.node_id,
-                    provider = s.provider, dispatched_at = coalesce(i.dispatched_at, relay_now()), unreachable_since = NULL
+                SET sent_epoch = s.epoch, node_id = s.node_id, provider = s.provider, unreachable_since = NULL,
+                    sent_at = coalesce(i.sent_at, greatest(i.created_at, relay_now() - make_interval(secs => s.age_seconds))),
+                    dispatched_at = coalesce(i.dispatched_at, greatest(i.created_at, relay_now() - make_interval(secs => s.age_seconds)))
                FROM locked JOIN s USING (workspace_id, invocation_id)
               WHERE i.workspace_id = s.workspace_id AND i.invocation_id = s.invocation_id
-                AND i.attempt = s.attempt AND i.status IN ('dispatched', 'invoked')",
+                AND i.attempt = s.attempt AND i.unreachable_since IS DISTINCT FROM '-infinity'
+                AND (i.status = 'invoked' OR i.status = 'dispatched' AND (i.node_id, i.provider) = (s.node_id, s.provider))",
         )
         .bind(sent.iter().map(|s| s.scope.workspace_id()).collect::<Vec<_>>())
         .bind(sent.iter().map(|s| s.invocation_id).collect::<Vec<_>>())
@@ -212,6 +217,7 @@ impl Store {
         .bind(sent.iter().map(|s| &s.node_id).collect::<Vec<_>>())
         .bind(sent.iter().map(|s| &s.provider).collect::<Vec<_>>())
         .bind(sent.iter().map(|s| s.epoch).collect::<Vec<_>>())
+        .bind(sent.iter().map(|s| s.written_at.elapsed().as_secs_f64()).collect::<Vec<_>>())
         .execute(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("marking invocations as sent"))?;

@@ -49,7 +49,8 @@ pub struct InvocationOutcome {
     pub result: Result<Value, String>,
     /// Duration in milliseconds as reported by the handler.
     pub duration_ms: Option<i64>,
-    /// `false`: if the invocation is the release of an agent, the agent has to be ended first.
+    /// False if an agent may have to be ended before the outcome is recorded: the handler reports success, and the
+    /// invocation may be the release of an agent.
     pub is_release_ended: bool,
 }
 

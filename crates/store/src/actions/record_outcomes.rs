@@ -48,7 +48,8 @@ SELECT r.ord, i.action_name, i.caller_id, i.durable,
 
 // Locks the rows in id order, then accepts the first valid outcome of each invocation. A provider may answer an
 // invocation that returned to `pending` when its connection broke, until another provider has it. The broker of a
-// handling agent may report that the agent is unreachable. `greatest(0, …)` is needed because start and end come from
+// handling agent may report that the agent is unreachable. An outcome may precede the record of its frame, and names the
+// node then. `greatest(0, …)` is needed because start and end come from
 // the clocks of two processes.
 //
 // The parts of the whole statement run in the lock order of all writers: invocations, mailbox heads, event counters.
@@ -89,6 +90,8 @@ WITH r AS (
     UPDATE invocations i
        SET status = CASE WHEN v.error IS NULL THEN 'completed' ELSE 'failed' END,
            output = v.output::json, error = v.error, reserves = false, completed_at = $12,
+           node_id = coalesce(i.node_id, v.node_id), provider = coalesce(i.provider, v.provider),
+           dispatched_at = CASE WHEN v.by_provider THEN coalesce(i.dispatched_at, i.created_at) ELSE i.dispatched_at END,
            duration_ms = coalesce(v.duration_ms, greatest(0,
                (extract(epoch FROM $12 - coalesce(i.sent_at, i.dispatched_at, i.created_at)) * 1000)::bigint))
       FROM valid v

@@ -3,6 +3,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use relay_domain::{AgentId, GatewayId, InvocationId, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{
+    SentInvocation,
     actions::outcomes::{InvocationOutcome, OutcomeBatch, OutcomeRecording, OutcomeSource},
     agents::spawn::InventoryReconciliation,
     nodes::{
@@ -320,6 +321,44 @@ async fn each_outcome_has_its_event_and_a_durable_one_its_delivery() {
     let stored = db.store.events_since(scope(), announced.first_seq + 2, 10).await.unwrap();
     assert_eq!((stored[0].first_seq, &stored[0].events), (announced.first_seq + 3, &done.recorded[0].events));
     assert_eq!((done.mailboxes.len(), done.notices.len()), (0, 1));
+}
+
+/// Frame of an invocation that the agent handles, written over the provider `a` of the node `n1`.
+fn frame_of(invocation: i64) -> SentInvocation {
+    SentInvocation {
+        scope: scope(),
+        invocation_id: InvocationId::new(invocation),
+        attempt: 0,
+        node_id: NodeId::new("n1"),
+        provider: ProviderName::new("a"),
+        epoch: EPOCH,
+        written_at: tokio::time::Instant::now(),
+    }
+}
+
+#[tokio::test]
+async fn a_late_record_of_a_frame_finds_an_outcome_or_a_deleted_agent() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1"]).await;
+    db.agent(1, "handler").await;
+    db.locate(1, "n1", Some("a")).await;
+    for invocation in 101..=103 {
+        db.handled(invocation, 1, "a").await;
+    }
+    db.run("UPDATE invocations SET node_id = NULL, provider = NULL, sent_epoch = NULL, sent_at = NULL").await;
+    let done = db.store.record_outcomes(&[outcome_of(101, Ok(Value::Null))], db.now).await.unwrap();
+    assert_eq!(ended(&done), [(101, None)]);
+    let placed = "SELECT count(*) FROM invocations
+                     WHERE invocation_id = 101 AND (node_id, provider) = ('n1', 'a') AND dispatched_at = created_at";
+    assert_eq!(db.number(placed).await, 1, "the outcome names the node before the record does");
+
+    // As the deletion of the handling agent leaves it.
+    db.run("UPDATE invocations SET unreachable_since = '-infinity' WHERE invocation_id = 102").await;
+    db.store.mark_invocations_sent(&[101, 102, 103].map(frame_of)).await.unwrap();
+    let sent = "SELECT sum(invocation_id)::bigint FROM invocations WHERE sent_epoch IS NOT NULL";
+    assert_eq!(db.number(sent).await, 103);
+    let done = db.store.fail_unservable(ALL, db.now).await.unwrap();
+    assert_eq!(ended(&done), [(102, Some("handler_unavailable"))]);
 }
 
 #[tokio::test]

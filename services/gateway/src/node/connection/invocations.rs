@@ -52,6 +52,7 @@ impl ConnectionState {
             node_id: fence.node_id.clone(),
             provider: fence.provider.clone(),
             epoch: fence.epoch,
+            written_at: self.now(),
         };
         if self.sent_invocations.insert(invocation.invocation, invocation.attempt) {
             self.send_text(invocation.text.clone());
