@@ -11,6 +11,8 @@ use std::{
 use relay_domain::snowflake::SnowflakeGenerator;
 use relay_store::{Store, StoreResult};
 
+use crate::{EngineError, EngineResult, error::Fault};
+
 /// Lease time of a worker number, in seconds.
 pub(crate) const WORKER_LEASE_SECONDS: i32 = 60;
 
@@ -31,18 +33,21 @@ impl WorkerNumber {
     /// A number is lost if this process was paused, or Postgres was unavailable, for longer than the lease, or with the
     /// end of a database that was replaced. Numbers are leased longest-free first, so that a number just lost is not in
     /// use elsewhere.
-    pub(crate) async fn renew(&self, store: &Store, ids: &IdSource) -> StoreResult<()> {
+    ///
+    /// # Errors
+    /// If Postgres is unavailable, or the number is lost and all others are in use.
+    pub(crate) async fn renew(&self, store: &Store, ids: &IdSource) -> EngineResult<()> {
         let number = *self.number.lock().unwrap_or_else(PoisonError::into_inner);
-        if !store.renew_worker_id(number, &self.owner, WORKER_LEASE_SECONDS).await?
-            && let Some(fresh) = store.lease_worker_id(&self.owner, WORKER_LEASE_SECONDS).await?
-        {
+        if !store.renew_worker_id(number, &self.owner, WORKER_LEASE_SECONDS).await? {
+            let fresh = store.lease_worker_id(&self.owner, WORKER_LEASE_SECONDS).await?;
+            let fresh = fresh.ok_or(EngineError::Internal(Fault::NoWorkerNumber))?;
             tracing::warn!(lost = number, leased = fresh, "replaced a lost worker number");
             // Under the lock: two renewals at once may have leased one each.
             let mut number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
             *number = fresh;
             ids.change_worker(fresh.unsigned_abs());
         }
-        ids.synchronize(store).await
+        Ok(ids.synchronize(store).await?)
     }
 }
 

@@ -181,7 +181,7 @@ async fn wait_for_database(engine: &Weak<Inner>, rounds: &mut u64) -> Option<boo
 async fn try_open(engine: &Engine, began: Instant, rounds: &mut u64) -> EngineResult<CheckOutcome> {
     let outcome = check_database(engine, began).await?;
     if let CheckOutcome::Open { database, .. } = &outcome {
-        // Before an id is drawn for this database: it may lack the lease of this process, or count it as expired, so that a
+        // Before this process serves: the database may lack the lease of this process, or count it as expired, so that a
         // process that has started since has the same number.
         let Core { worker_number, ids, .. } = &engine.inner.core;
         worker_number.renew(&engine.inner.recovery.state.store, ids).await?;
