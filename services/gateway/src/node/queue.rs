@@ -10,6 +10,8 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use tokio::task::coop::cooperative;
+
 /// Capacity that an empty queue keeps, so that a socket with some traffic does not allocate for each item.
 const KEPT_CAPACITY: usize = 8;
 
@@ -107,8 +109,11 @@ pub(super) struct Receiver<T>(Arc<Shared<T>>);
 
 impl<T> Receiver<T> {
     /// Returns the next item, or `None` once the queue is empty and every sender was dropped. May be cancelled.
+    ///
+    /// A task that always finds an item yields now and then, as with channels of tokio: the task that writes to its
+    /// socket may be next on the same thread.
     pub(super) async fn recv(&mut self) -> Option<T> {
-        poll_fn(|context| self.poll_recv(context)).await
+        cooperative(poll_fn(|context| self.poll_recv(context))).await
     }
 
     fn poll_recv(&mut self, context: &Context<'_>) -> Poll<Option<T>> {
