@@ -161,7 +161,7 @@ SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), rela
 /// not lose its row while it renews.
 const WORKER_ROW_RETENTION: &str = "10 minutes";
 
-// Whether there is anything to sweep: most installations have no nodes of this kind.
+// Asked before each sweep, since most installations have no nodes of this kind.
 const IS_ANY_SWEPT: &str = formatcp!(
     "
 SELECT EXISTS (SELECT FROM nodes WHERE kind = '{HTTP_PUSH}') OR EXISTS (SELECT FROM push_mailboxes)

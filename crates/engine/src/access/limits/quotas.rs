@@ -45,7 +45,7 @@ pub struct QuotaCache {
 /// and is cached later; see [`CredentialCache`](crate::access::credential_cache::CredentialCache).
 #[derive(Debug)]
 struct KnownQuotas {
-    /// With the number of invalidations before the read.
+    /// Quotas, and the number of invalidations before they were read.
     quotas: Cache<WorkspaceId, (Quotas, u64)>,
     invalidation_count: AtomicU64,
     latest_invalidations: LatestInvalidations,
@@ -61,8 +61,8 @@ impl KnownQuotas {
     }
 
     async fn get(&self, workspace: WorkspaceId) -> Option<Quotas> {
-        let (quotas, read_at) = self.quotas.get(&workspace).await?;
-        (self.latest_invalidations.latest(place_of_workspace(workspace)) <= read_at).then_some(quotas)
+        let (quotas, invalidations) = self.quotas.get(&workspace).await?;
+        (self.latest_invalidations.latest(place_of_workspace(workspace)) <= invalidations).then_some(quotas)
     }
 
     /// Begins a read of storage whose outcome [`Self::insert`] caches.
@@ -70,8 +70,8 @@ impl KnownQuotas {
         self.invalidation_count.load(Ordering::SeqCst)
     }
 
-    async fn insert(&self, workspace: WorkspaceId, quotas: Quotas, read_at: u64) {
-        self.quotas.insert(workspace, (quotas, read_at)).await;
+    async fn insert(&self, workspace: WorkspaceId, quotas: Quotas, invalidations: u64) {
+        self.quotas.insert(workspace, (quotas, invalidations)).await;
     }
 
     /// Invalidates the quotas of a workspace, and reads of them that have begun.
@@ -95,7 +95,7 @@ impl QuotaCache {
         if let Some(known) = self.known.get(scope.workspace_id()).await {
             return Ok(known);
         }
-        let (store, read_at) = (&self.core.store, self.known.begin_read());
+        let (store, invalidations) = (&self.core.store, self.known.begin_read());
         let row = store.quotas(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))?;
         let limits = self.plans.limits_of(row.plan).with_overrides(&row.overrides);
         let effective = EffectiveLimits { mailbox_depth: limits.mailbox_depth, message_days: limits.message_days };
@@ -103,11 +103,12 @@ impl QuotaCache {
             store.set_effective_limits(scope, effective).await?;
         }
         let quotas = Quotas { plan: row.plan, overrides: row.overrides, limits };
-        self.known.insert(scope.workspace_id(), quotas, read_at).await;
+        self.known.insert(scope.workspace_id(), quotas, invalidations).await;
         Ok(quotas)
     }
 
-    /// Assigns a plan, if given, and replaces the overrides. Takes effect at once.
+    /// Assigns a plan, if given, also to the child workspaces, and replaces the overrides. Takes effect at once; for the
+    /// children within [`CACHE_TTL`].
     ///
     /// # Errors
     /// When a number is out of range, or the workspace has been deleted.
