@@ -4,12 +4,7 @@
 //! members before the change does not commit.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{
-    AgentId, ChannelId, WorkspaceScope,
-    channels::Member,
-    names,
-    observers::ObserverFilters,
-};
+use relay_domain::{AgentId, ChannelId, WorkspaceScope, channels::Member, names, observers::ObserverFilters};
 
 use crate::{
     Store, StoreError, StoreResult,
