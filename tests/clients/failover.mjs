@@ -1,7 +1,8 @@
 // @relaycast/sdk 6.0.2: a live client whose gateway is killed with kill -9 gets the rest through the other one.
 // Given: RELAY_FRONT (leads to the gateway that will be killed, later to the other), RELAY_OTHER (the other one),
 // RELAY_KEY (a workspace's key).
-// With RELAY_STANDBY_LAGS, everything after the joining is missing on the standby of the database.
+// With RELAY_STANDBY_LAGS, everything after the joining is missing on the standby of the database. With RELAY_REFUSED,
+// the client's upgrades are refused instead, until the test is asked to let it connect.
 
 import { RelayCast } from '@relaycast/sdk';
 import { ask, check, finish, live, report, same, until } from './harness.mjs';
@@ -30,6 +31,7 @@ await until('and is acked', async () => (await floor()) === 3);
 
 await ask('kill -9 the gateway');
 for (let n = 1; n <= 10; n += 1) await post(`meanwhile ${n}`);
+if (process.env.RELAY_REFUSED) await ask('let the client connect');
 await received('what was posted meanwhile arrives through the other gateway');
 check('over a new connection', seen.opened >= 2, seen.opened);
 for (let n = 1; n <= 3; n += 1) await post(`after ${n}`);

@@ -2,7 +2,7 @@
 
 Given: RELAY_FRONT (leads to the gateway that will be killed, later to the other), RELAY_OTHER (the other one),
 RELAY_KEY (a workspace's key). With RELAY_STANDBY_LAGS, everything after the joining is missing on the standby of the
-database.
+database. With RELAY_REFUSED, the client's upgrades are refused instead, until the test is asked to let it connect.
 """
 
 import asyncio
@@ -46,6 +46,8 @@ async def main():
     await ask("kill -9 the gateway")
     for n in range(10):
         await post(f"meanwhile {n}")
+    if "RELAY_REFUSED" in os.environ:
+        await ask("let the client connect")
     await received("what was posted meanwhile arrives through the other gateway")
     check("over a new connection", receiver.opened >= 2, receiver.opened)
     for n in range(3):

@@ -1,6 +1,7 @@
 // @agent-relay/sdk 9.1.6: a live client whose database fails over gets everything, in order, once.
 // Given: RELAY_FRONT and RELAY_OTHER (two gateways), RELAY_KEY (a workspace's key).
-// With RELAY_STANDBY_LAGS, everything after the joining is missing on the standby of the database.
+// With RELAY_STANDBY_LAGS, everything after the joining is missing on the standby of the database. With RELAY_REFUSED,
+// the client's upgrades are refused instead, until the test is asked to let it connect.
 
 import { RelaycastMessagingClient } from '@agent-relay/sdk';
 import { ask, check, finish, report, same, until } from './harness.mjs';
@@ -32,6 +33,7 @@ await received('what is posted before arrives live');
 
 await ask('kill -9 the gateway');
 for (let n = 1; n <= 10; n += 1) await post(`meanwhile ${n}`);
+if (process.env.RELAY_REFUSED) await ask('let the client connect');
 await received('what was posted meanwhile arrives');
 check('over a new connection', opened >= 2, opened);
 for (let n = 1; n <= 3; n += 1) await post(`after ${n}`);

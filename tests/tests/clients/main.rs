@@ -9,4 +9,5 @@ mod gateway_kill;
 mod js;
 mod postgres_failover;
 mod python;
+mod refused;
 mod rust;
