@@ -281,6 +281,14 @@ impl ConnectionPool {
         }
     }
 
+    /// Closes the connections between two uses. After a failover one that was used within the last second would be trusted,
+    /// and its statement fail.
+    pub(crate) fn close_kept(&self) {
+        for mut kept in std::mem::take(&mut self.lock().connections) {
+            kept.session.close_on_drop();
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -224,8 +224,11 @@ impl Store {
         self.fence.has_confirmed.load(Ordering::SeqCst)
     }
 
-    /// Admits transactions to this database and epoch.
+    /// Admits transactions to this database and epoch. Connections to one before are not used again.
     pub fn open_epoch(&self, database: KnownDatabase) {
+        if self.known_database().is_some_and(|before| !before.continues_as(&database)) {
+            self.pool.close_kept();
+        }
         self.fence.open(database);
     }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use relay_store::Store;
+use relay_store::{Store, recovery::KnownDatabase};
 use relay_testkit::proxy::{Direction, TcpProxy, Verdict};
 use tokio::time::Instant;
 
@@ -108,6 +108,20 @@ async fn a_connection_that_postgres_ended_fails_one_statement_at_most() {
 }
 
 /// The tables of a young process grow, and plans made for the empty ones do not suit them.
+#[tokio::test]
+async fn connections_to_the_database_before_are_not_used_again() {
+    let db = Database::fresh().await;
+    let store = db.store.with_statement_limit(LIMIT).with_dedicated_connection();
+    let known = store.database_state().await.unwrap().known();
+    store.open_epoch(KnownDatabase { identity: "before the failover".to_owned(), ..known.clone() });
+    statement(&store).await.unwrap();
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    assert!(db.number(end).await > 0);
+    store.open_epoch(known);
+    statement(&store).await.expect("over a new connection");
+}
+
 #[tokio::test]
 async fn a_used_connection_drops_its_plans_now_and_then() {
     let db = Database::fresh().await;
