@@ -177,6 +177,13 @@ impl Receiver {
         self.calls(path).iter().map(|call| call.seq()).collect()
     }
 
+    /// Forgets the requests received so far, whose bodies may be large. Those that follow are numbered from 0.
+    pub fn forget(&self) {
+        let mut state = lock(&self.state);
+        state.received.clear();
+        state.by_path.clear();
+    }
+
     /// Returns the maximum number of concurrent calls of one delivery; 1 unless ordering is broken.
     pub fn max_concurrency(&self) -> usize {
         lock(&self.state).max_concurrency
