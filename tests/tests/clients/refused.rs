@@ -9,7 +9,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use relay_acceptance::clients::{AgentScript, Broker, BrokerRelease, Script};
+use relay_acceptance::{
+    chaos::database::{Database, MailboxPosition},
+    clients::{AgentScript, Broker, BrokerRelease, Script},
+};
 use relay_testkit::{
     client::{Api, NodeSocket},
     proxy::{ConnectionId, Direction, TcpProxy, Verdict},
@@ -83,6 +86,15 @@ impl Scene {
 
     /// Cuts the client's connections and takes the place of its socket. Returns once its upgrades are refused.
     async fn refuse(&self) -> Result<()> {
+        // A message whose ack is lost in the cut comes again, and some clients show it again.
+        let database = Database::connect(self.stack.database_url())?;
+        wait::until_ok("the ack of the client", SOON, || async {
+            let positions = database.mailbox_positions().await?;
+            let is_acked = |position: &MailboxPosition| position.head > 0 && position.ack_floor == position.head;
+            ensure!(positions.values().any(is_acked), "{positions:?}");
+            anyhow::Ok(())
+        })
+        .await?;
         self.proxy.cut();
         let last = wait::until_ok("the place of the client", SOON, || self.other.direct_socket()).await?;
         self.others.lock().await.push(last);
