@@ -7,13 +7,16 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use relay_acceptance::chaos::{
-    bulk, by_run_size,
-    database::Database,
-    load::{Front, Senders},
-    node::Node,
-    scene::Scene,
-    sender::{Outcome, SentMessage, Target, send_keyed},
+use relay_acceptance::{
+    chaos::{
+        bulk, by_run_size,
+        database::Database,
+        load::{Front, Senders},
+        node::Node,
+        scene::Scene,
+        sender::{Outcome, SentMessage, Target, send_keyed},
+    },
+    relayctl::relayctl_with,
 };
 use relay_testkit::{
     client::Agent,
@@ -23,6 +26,7 @@ use relay_testkit::{
     stack::{Service, Stack},
     wait,
 };
+use serde_json::Value;
 
 /// Limit for a loaded machine; the measured times are printed.
 const SOON: Duration = Duration::from_secs(60);
@@ -78,6 +82,23 @@ impl Replicated {
     fn senders(&self) -> Senders {
         let front = Front::new(&self.scene.gateways_from(0));
         Senders::start_persistent(SENDERS, &self.scene.workspace.as_agent(&self.sam), &self.agents, &front)
+    }
+
+    /// Waits until `relayctl doctor` reports this guarantee.
+    async fn wait_guarantee(&self, guarantee: &str) -> Result<()> {
+        let (database, nats) = (self.scene.stack.postgres().url_of("relay"), self.scene.stack.nats_url());
+        let variables = [("DATABASE_URL", &*database), ("NATS_URL", &*nats)];
+        wait::until_ok("the guarantee that doctor reports", SOON, || async {
+            let findings: Value =
+                serde_json::from_str(&relayctl_with(&["--json", "doctor"], &variables, "").await?.stdout)?;
+            let findings = findings.as_array().context("findings")?;
+            let replication =
+                findings.iter().find(|one| one["check"] == "postgres replication").context("replication")?;
+            let found = replication["found"].as_str().context("found")?;
+            ensure!(found.starts_with(guarantee) && found.ends_with("; 1 standbys connected"), "{replication}");
+            Ok(())
+        })
+        .await
     }
 
     /// Kills the primary, promotes the standby, and leads the engine to it. Returns the time from the promotion to the
@@ -181,6 +202,7 @@ async fn a_failover_behind_a_pooler_loses_only_what_the_standby_never_had() -> R
 
 async fn fail_over_asynchronously(way: Way) -> Result<()> {
     let mut installation = Replicated::start_with(way).await?;
+    installation.wait_guarantee("asynchronous:").await?;
     let senders = installation.senders();
     senders.send(by_run_size(200, 2000)).await?;
     // From here on the standby lags. The gateways deliver, and take acks, of deliveries that it will never have.
@@ -223,6 +245,7 @@ async fn a_failover_behind_a_pooler_to_a_synchronous_standby_loses_nothing() -> 
 async fn fail_over_synchronously(way: Way) -> Result<()> {
     let mut installation = Replicated::start_with(way).await?;
     installation.scene.stack.postgres().require_standby().await?;
+    installation.wait_guarantee("synchronous:").await?;
     let senders = installation.senders();
     senders.send(by_run_size(200, 2000)).await?;
     let kept = installation.replicated().await?;
@@ -323,7 +346,7 @@ async fn fail_over_with_a_long_log(has_nats: bool) -> Result<()> {
     }
     let took = installation.fail_over().await?;
     let nats = if has_nats { "" } else { ", NATS unavailable" };
-    let fault = format!("primary killed, {} entries in {mailboxes} mailboxes to recover{nats}", mailboxes * each);
+    let fault = format!("primary killed, {} entries in {mailboxes} mailboxes, all replicated{nats}", mailboxes * each);
     ensure!(took < EXPECTED_WITHIN * by_run_size(3, 1), "service after {took:?}");
     installation.wait_settled().await?;
     if !has_nats {

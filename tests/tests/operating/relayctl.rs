@@ -316,6 +316,7 @@ async fn doctor_passes_on_a_healthy_stack_and_fails_without_servers() -> Result<
     assert!(failed.is_empty(), "{failed:?}");
     for check in [
         "postgres fsync",
+        "postgres replication",
         "schema",
         "partitions",
         "gateways",

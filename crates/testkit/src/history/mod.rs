@@ -124,8 +124,8 @@ pub enum Violation {
     ListedOutOfOrder { earlier: String, later: String },
     /// The first agent received one message before the other, and the second agent after it.
     Disagreement { agents: [String; 2], earlier: String, later: String },
-    /// A position is above the last assigned seq.
-    FloorAboveHead { agent: String, floors: Floors },
+    /// A position is above the last assigned seq, or more is acknowledged than was sent.
+    FloorsOutOfOrder { agent: String, floors: Floors },
     /// The engine took more for acknowledged than the client had received.
     FloorAboveReceived { agent: String, floors: Floors, received: u64 },
 }
@@ -152,7 +152,7 @@ impl fmt::Display for Violation {
             Self::Disagreement { agents: [one, other], earlier, later } => {
                 write!(f, "{one} received {earlier:?} before {later:?}, and {other} after it")
             }
-            Self::FloorAboveHead { agent, floors } => write!(f, "{agent}: {floors:?}"),
+            Self::FloorsOutOfOrder { agent, floors } => write!(f, "{agent}: {floors:?}"),
             Self::FloorAboveReceived { agent, floors, received } => {
                 write!(f, "{agent} received {received}, and its mailbox is at {floors:?}")
             }

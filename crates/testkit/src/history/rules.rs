@@ -226,14 +226,14 @@ fn find_disorder<'a>(ordered: impl Iterator<Item = &'a Message<'a>>) -> Vec<(Str
     found
 }
 
-/// Positions never exceed the head, and without a failover, after which heads jump, nothing counts as acknowledged that
+/// Positions never exceed the head, nor acks what was sent. And without a failover, after which heads jump, nothing counts as acknowledged that
 /// the client had not received.
 fn check_floors(records: &Records, losses: Losses<'_>, violations: &mut Vec<Violation>) {
     for (agent, floors) in &records.floors {
         let (agent, floors) = (agent.clone(), *floors);
         let received = records.mailboxes.get(&agent).map(|mailbox| mailbox.received);
-        if floors.sent.max(floors.acked).max(floors.settled) > floors.head {
-            violations.push(Violation::FloorAboveHead { agent, floors });
+        if floors.sent.max(floors.settled) > floors.head || floors.acked > floors.sent {
+            violations.push(Violation::FloorsOutOfOrder { agent, floors });
         } else if let (Losses::None, Some(received)) = (losses, received)
             && floors.acked > received
         {

@@ -265,8 +265,11 @@ fn positions_stay_below_the_head_and_what_was_received() {
     let correct = Floors { head: 2, sent: 1, acked: 1, settled: 1 };
     assert_eq!(found(correct, Losses::None), []);
     let floors = Floors { settled: 3, ..correct };
-    assert_eq!(found(floors, Losses::None), [Violation::FloorAboveHead { agent: agent(), floors }]);
+    assert_eq!(found(floors, Losses::None), [Violation::FloorsOutOfOrder { agent: agent(), floors }]);
     let floors = Floors { acked: 2, ..correct };
+    let out_of_order = [Violation::FloorsOutOfOrder { agent: agent(), floors }];
+    assert_eq!(found(floors, Losses::Within(&[])), out_of_order, "more is acknowledged than was sent");
+    let floors = Floors { sent: 2, acked: 2, ..correct };
     let above = Violation::FloorAboveReceived { agent: agent(), floors, received: 1 };
     assert_eq!(found(floors, Losses::None), [above]);
     assert_eq!(found(floors, Losses::Within(&[])), [], "heads may have jumped");
