@@ -29,7 +29,7 @@ use tokio_tungstenite::{
 
 const MIB: u64 = 1024 * 1024;
 const GATEWAY_GROWTH: u64 = 64 * MIB;
-const WORKER_GROWTH: u64 = 128 * MIB;
+const WORKER_GROWTH: u64 = 64 * MIB;
 /// Memory of the chart's workers.
 const WORKER_LIMIT: u64 = 512 * MIB;
 const AGENTS: usize = 100;
