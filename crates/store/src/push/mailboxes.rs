@@ -3,42 +3,21 @@
 //!
 //! A mailbox is placed when its agent is bound to an http_push node. A worker claims it, which increments the epoch, and
 //! releases it with the instant at which it is due again. Every write of a worker names owner and epoch, so a worker whose
-//! lease has expired changes nothing; the sweep releases its mailboxes.
+//! lease has expired changes nothing; the [sweep](crate::push::sweep) releases its mailboxes.
 
-use const_format::formatcp;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope,
-    ids::as_number,
+    AgentId, NodeId, PushWorkerId, WorkspaceScope,
     push::mailbox::{LeasedMailbox, MailboxRelease},
 };
-use serde::{Deserialize, Serialize};
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
 use crate::{
-    Store, StoreError, StoreResult,
-    codes::HTTP_PUSH,
-    connections::Transaction,
-    decode::decode_rows,
-    mailboxes::cursors::split_keys,
-    maintenance::loop_state::{LoopState, lock_state, save_state},
-    statement_timeout::StatementTimeout as _,
-    workspaces::suspensions::is_suspended,
+    Store, StoreError, StoreResult, connections::Transaction, decode::decode_rows, mailboxes::cursors::split_keys,
+    statement_timeout::StatementTimeout as _, workspaces::suspensions::is_suspended,
 };
-
-/// Maximum number of mailboxes that one step of the sweep reads.
-const SWEEP_BATCH: i64 = 5000;
-const SWEEP_LOOP: &str = "push_sweep";
-
-/// Last mailbox of a step of the sweep, stored as an array of two numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, FromRow)]
-struct SweepPosition(#[serde(with = "as_number")] WorkspaceId, #[serde(with = "as_number")] AgentId);
-
-impl SweepPosition {
-    const START: Self = Self(WorkspaceId::new(0), AgentId::new(0));
-}
 
 /// Row of a claim.
 struct LeasedMailboxRow(LeasedMailbox);
@@ -55,17 +34,6 @@ impl FromRow<'_, PgRow> for LeasedMailboxRow {
             recovery_epoch: None,
         }))
     }
-}
-
-/// Result of one step of the sweep.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SweepStep {
-    /// Mailboxes released from expired workers.
-    pub released: u64,
-    /// Mailboxes added, removed, or made due because a notification was lost.
-    pub repaired: u64,
-    /// `true` if the pass is not complete.
-    pub more: bool,
 }
 
 // Claims the selected mailboxes. SKIP LOCKED: a row that another worker is claiming is not waited for. The selection joins
@@ -139,72 +107,6 @@ const LAG: &str = concat!(
     is_suspended!("m"),
     " ORDER BY due_at LIMIT 1), 0)"
 );
-
-// Adds rows of agents that came to their node by another way than a binding. 1000 per pass bound the transaction.
-const ADD_MISSING: &str = formatcp!(
-    "
-INSERT INTO push_mailboxes (workspace_id, agent_id, node_id, pushed_seq, due_at)
-SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), relay_now()
-  FROM nodes n
-  JOIN agents a ON a.workspace_id = n.workspace_id AND a.node_id = n.node_id AND a.deleted_at IS NULL
-  LEFT JOIN mailbox_cursors c ON c.workspace_id = a.workspace_id AND c.agent_id = a.agent_id
- WHERE n.kind = '{HTTP_PUSH}'
-   AND NOT EXISTS (SELECT FROM push_mailboxes p
-                    WHERE p.workspace_id = a.workspace_id AND p.agent_id = a.agent_id AND p.node_id = a.node_id)
- LIMIT 1000
-    ON CONFLICT (workspace_id, agent_id) DO UPDATE
-       SET node_id = excluded.node_id, pushed_seq = excluded.pushed_seq, due_at = relay_now(), owner = NULL,
-           epoch = push_mailboxes.epoch + 1, disabled_at = NULL, disabled_reason = NULL"
-);
-
-/// Age of an ended lease at which its row is removed. Much later than the end, so that a worker with a slow clock tick does
-/// not lose its row while it renews.
-const WORKER_ROW_RETENTION: &str = "10 minutes";
-
-// Asked before each sweep, since most installations have no nodes of this kind.
-const IS_ANY_SWEPT: &str = formatcp!(
-    "
-SELECT EXISTS (SELECT FROM nodes WHERE kind = '{HTTP_PUSH}') OR EXISTS (SELECT FROM push_mailboxes)
-    OR EXISTS (SELECT FROM push_workers WHERE lease_until < relay_now() - interval '{WORKER_ROW_RETENTION}')"
-);
-
-// Releases mailboxes of expired workers. A worker without a row has retired, or was removed long after its lease ended.
-const RELEASE_EXPIRED: &str = "
-WITH expired AS MATERIALIZED (
-    SELECT p.workspace_id, p.agent_id FROM push_mailboxes p
-     WHERE p.owner IS NOT NULL
-       AND NOT EXISTS (SELECT FROM push_workers w WHERE w.owner = p.owner AND w.lease_until > relay_now())
-     LIMIT 5000 FOR UPDATE SKIP LOCKED
-)
-UPDATE push_mailboxes p SET owner = NULL, due_at = relay_now()
-  FROM expired e WHERE p.workspace_id = e.workspace_id AND p.agent_id = e.agent_id";
-
-// Mailboxes without a worker, and rows of agents that are no longer on the node, disabled or not. Read without locks: the
-// two statements below check the state again.
-const PAGE: &str = "
-SELECT p.workspace_id, p.agent_id, h.next_seq - 1 > greatest(p.pushed_seq, coalesce(c.settled_floor, 0)) AS has_more,
-       a.agent_id IS NULL AS is_orphaned
-  FROM (SELECT * FROM push_mailboxes WHERE (workspace_id, agent_id) > ($1, $2)
-         ORDER BY workspace_id, agent_id LIMIT $3) AS p
-  LEFT JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
-                    AND a.node_id = p.node_id AND a.deleted_at IS NULL
-  LEFT JOIN mailbox_heads h ON h.workspace_id = p.workspace_id AND h.agent_id = p.agent_id
-  LEFT JOIN mailbox_cursors c ON c.workspace_id = p.workspace_id AND c.agent_id = p.agent_id
- WHERE p.owner IS NULL
-   AND (a.agent_id IS NULL OR (p.disabled_at IS NULL AND (NOT p.is_blocked OR p.due_at IS NULL)))
- ORDER BY p.workspace_id, p.agent_id";
-
-const REMOVE_ORPHANED: &str = "
-DELETE FROM push_mailboxes p USING unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
- WHERE p.workspace_id = k.workspace_id AND p.agent_id = k.agent_id AND p.owner IS NULL
-   AND NOT EXISTS (SELECT FROM agents a WHERE a.workspace_id = p.workspace_id
-                    AND a.agent_id = p.agent_id AND a.node_id = p.node_id AND a.deleted_at IS NULL)";
-
-const MAKE_DUE: &str = "
-UPDATE push_mailboxes p SET due_at = relay_now()
-  FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
- WHERE p.workspace_id = k.workspace_id AND p.agent_id = k.agent_id
-   AND p.owner IS NULL AND (p.due_at IS NULL OR p.due_at > relay_now()) AND NOT p.is_blocked";
 
 impl Store {
     /// Acquires or renews a worker's lease.
@@ -345,50 +247,6 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx("measuring the push lag"))
     }
-
-    /// Runs one step of the sweep: releases mailboxes of expired workers, adds missing rows, removes orphaned ones, and
-    /// makes mailboxes due whose hint was lost. Does nothing while another worker runs a step.
-    pub async fn sweep_push_mailboxes(&self) -> StoreResult<SweepStep> {
-        let doing = "sweeping push mailboxes";
-        let is_any_swept: bool =
-            sqlx::query_scalar(IS_ANY_SWEPT).fetch_one(&self.pool).await.map_err(StoreError::from_sqlx(doing))?;
-        if !is_any_swept {
-            return Ok(SweepStep::default());
-        }
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let from = match lock_state::<SweepPosition>(&mut tx, SWEEP_LOOP).await? {
-            LoopState::Busy => return Ok(SweepStep::default()),
-            LoopState::Locked(position) => position.unwrap_or(SweepPosition::START),
-        };
-        let released =
-            sqlx::query(RELEASE_EXPIRED).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?.rows_affected();
-        sqlx::query(formatcp!(
-            "DELETE FROM push_workers WHERE lease_until < relay_now() - interval '{WORKER_ROW_RETENTION}'"
-        ))
-        .execute(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        let mut repaired = 0;
-        // The join over all nodes runs once per pass, not at every step.
-        if from == SweepPosition::START {
-            let added = sqlx::query(ADD_MISSING).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
-            repaired += added.rows_affected();
-        }
-        let last: Option<SweepPosition> = sqlx::query_as(
-            "SELECT workspace_id, agent_id FROM push_mailboxes WHERE (workspace_id, agent_id) > ($1, $2)
-              ORDER BY workspace_id, agent_id OFFSET $3 - 1 LIMIT 1",
-        )
-        .bind(from.0)
-        .bind(from.1)
-        .bind(SWEEP_BATCH)
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        repaired += repair_page(&mut tx, from).await?;
-        save_state(&mut tx, SWEEP_LOOP, &last.unwrap_or(SweepPosition::START)).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(SweepStep { released, repaired, more: last.is_some() })
-    }
 }
 
 fn decode_mailboxes(rows: &[PgRow], recovery_epoch: Option<i64>) -> StoreResult<Vec<LeasedMailbox>> {
@@ -404,41 +262,6 @@ UPDATE push_mailboxes p
   FROM mailbox_heads h
  WHERE h.workspace_id = p.workspace_id AND h.agent_id = p.agent_id
    AND (p.owner IS NOT NULL OR p.pushed_seq >= h.next_seq)";
-
-/// Row of [`PAGE`].
-#[derive(FromRow)]
-struct SweptMailbox {
-    workspace_id: WorkspaceId,
-    agent_id: AgentId,
-    /// `None` for a mailbox without a head.
-    has_more: Option<bool>,
-    is_orphaned: bool,
-}
-
-/// Removes orphaned mailboxes of the page after `from`, and makes those due that have rows above their push position.
-/// Returns the number of changed mailboxes.
-async fn repair_page(tx: &mut Transaction, from: SweepPosition) -> StoreResult<u64> {
-    let doing = "sweeping push mailboxes";
-    let page: Vec<SweptMailbox> = sqlx::query_as(PAGE)
-        .bind(from.0)
-        .bind(from.1)
-        .bind(SWEEP_BATCH)
-        .fetch_all(&mut **tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-    let (orphaned, present): (Vec<_>, Vec<_>) = page.into_iter().partition(|row| row.is_orphaned);
-    let lagging = present.into_iter().filter(|row| row.has_more == Some(true)).collect();
-    let mut changed = 0;
-    for (statement, rows) in [(REMOVE_ORPHANED, orphaned), (MAKE_DUE, lagging)] {
-        if !rows.is_empty() {
-            let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) =
-                rows.iter().map(|row| (row.workspace_id, row.agent_id)).unzip();
-            let query = sqlx::query(statement).bind(workspaces).bind(agents);
-            changed += query.execute(&mut **tx).await.map_err(StoreError::from_sqlx(doing))?.rows_affected();
-        }
-    }
-    Ok(changed)
-}
 
 /// Makes the mailbox of an agent due that was bound to an http_push node. An agent that was on the node before keeps its
 /// push position and its worker; one that comes from elsewhere starts above the settled floor, with a new epoch that fences
@@ -503,15 +326,4 @@ pub(crate) async fn unblock_mailbox(tx: &mut Transaction, scope: WorkspaceScope,
     .await
     .map(|_| ())
     .map_err(StoreError::from_sqlx("unblocking a push mailbox"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_position_of_the_sweep_is_stored_as_two_numbers() {
-        let position = SweepPosition(WorkspaceId::new(7), AgentId::new(2));
-        assert_eq!(serde_json::to_string(&position).unwrap(), "[7,2]");
-    }
 }

@@ -7,3 +7,4 @@ pub(crate) mod floors;
 pub mod mailboxes;
 pub mod pages;
 pub mod record;
+pub mod sweep;

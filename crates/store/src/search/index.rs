@@ -248,8 +248,7 @@ impl Store {
     async fn wants_any_index(&self) -> StoreResult<bool> {
         // The first condition on the time is that of the index.
         sqlx::query_scalar(
-            "SELECT EXISTS (SELECT FROM search_progress
-                             WHERE wanted_until > '-infinity' AND wanted_until > relay_now())",
+            "SELECT EXISTS (SELECT FROM search_progress WHERE wanted_until > '-infinity' AND wanted_until > relay_now())",
         )
         .fetch_one(&self.pool)
         .await
