@@ -5,14 +5,13 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
 use http::HeaderMap;
 use relay_egress::{CallLimits, CallOptions, Client, Policy, Resolve as _, SystemResolver, Tenant};
-use tokio::{net::UdpSocket, time::Instant};
+use tokio::{net::UdpSocket, sync::watch, time::Instant};
 
 /// Lookups of one tenant at the same time.
 const SHARE: usize = 8;
@@ -33,21 +32,21 @@ const NO_SUCH_NAME: u8 = 3;
 struct NameServer {
     address: SocketAddr,
     /// First labels of the queries so far.
-    asked: Arc<Mutex<Vec<String>>>,
+    asked: watch::Sender<Vec<String>>,
 }
 
 impl NameServer {
     async fn start() -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let (address, asked) = (socket.local_addr().unwrap(), Arc::<Mutex<Vec<String>>>::default());
-        let log = Arc::clone(&asked);
+        let (address, asked) = (socket.local_addr().unwrap(), watch::Sender::default());
+        let log: watch::Sender<Vec<String>> = asked.clone();
         tokio::spawn(async move {
             let mut query = [0; 512];
             while let Ok((length, from)) = socket.recv_from(&mut query).await {
                 let query = &query[..length];
                 let label_end = HEAD + 1 + usize::from(query[HEAD]);
                 let label = String::from_utf8_lossy(&query[HEAD + 1..label_end]).into_owned();
-                log.lock().unwrap().push(label.clone());
+                log.send_modify(|asked| asked.push(label.clone()));
                 if !label.starts_with("silent") {
                     socket.send_to(&answer(query, &label), from).await.unwrap();
                 }
@@ -62,16 +61,15 @@ impl NameServer {
 
     /// Returns the number of queries for names with this first label.
     fn queries(&self, label: &str) -> usize {
-        self.asked.lock().unwrap().iter().filter(|asked| *asked == label).count()
+        self.asked.borrow().iter().filter(|asked| *asked == label).count()
     }
 
     /// Waits until one of these names was asked for each.
     async fn wait_for_queries(&self, labels: &[String]) {
-        let began = Instant::now();
-        while !labels.iter().all(|label| self.queries(label) > 0) {
-            assert!(began.elapsed() < SOON, "only {:?} were asked for", self.asked.lock().unwrap());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let mut asked = self.asked.subscribe();
+        let all = asked.wait_for(|asked| labels.iter().all(|label| asked.contains(label)));
+        let is_complete = tokio::time::timeout(SOON, all).await.is_ok();
+        assert!(is_complete, "only {:?} were asked for", self.asked.borrow());
     }
 }
 

@@ -171,7 +171,7 @@ impl LargeCalls {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endpoints_and_subscriptions_of_large_messages_take_a_bounded_part_of_a_worker() -> Result<()> {
     let (posts, agents_of_node) = (by_run_size(6, 50), by_run_size(1, AGENTS / NODES));
-    // A small reserve, so that what is mapped is what is used, but for stacks. At full size, the default rate of bytes
+    // A small reserve, so that memory is mapped when it is used. At full size, the default rate of bytes
     // to one host would take five minutes.
     let stack = Stack::builder()
         .gateways(1)

@@ -197,15 +197,16 @@ impl Store {
                         AS s (workspace_id, invocation_id, attempt, node_id, provider, epoch, age_seconds)
                   ORDER BY workspace_id, invocation_id, epoch DESC
              ), locked AS MATERIALIZED (
-                 SELECT i.workspace_id, i.invocation_id
+                 SELECT i.workspace_id, i.invocation_id,
+                        greatest(i.created_at, relay_now() - make_interval(secs => s.age_seconds)) AS written_at
                    FROM invocations i JOIN s USING (workspace_id, invocation_id)
                   WHERE i.completed_at IS NULL AND i.attempt = s.attempt
                   ORDER BY 1, 2 FOR UPDATE OF i
              )
              UPDATE invocations i
                 SET sent_epoch = s.epoch, node_id = s.node_id, provider = s.provider, unreachable_since = NULL,
-                    sent_at = coalesce(i.sent_at, greatest(i.created_at, relay_now() - make_interval(secs => s.age_seconds))),
-                    dispatched_at = coalesce(i.dispatched_at, greatest(i.created_at, relay_now() - make_interval(secs => s.age_seconds)))
+                    sent_at = coalesce(i.sent_at, locked.written_at),
+                    dispatched_at = coalesce(i.dispatched_at, locked.written_at)
                FROM locked JOIN s USING (workspace_id, invocation_id)
               WHERE i.workspace_id = s.workspace_id AND i.invocation_id = s.invocation_id
                 AND i.attempt = s.attempt AND i.unreachable_since IS DISTINCT FROM '-infinity'

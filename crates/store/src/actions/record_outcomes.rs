@@ -49,8 +49,7 @@ SELECT r.ord, i.action_name, i.caller_id, i.durable,
 // Locks the rows in id order, then accepts the first valid outcome of each invocation. A provider may answer an
 // invocation that returned to `pending` when its connection broke, until another provider has it. The broker of a
 // handling agent may report that the agent is unreachable. An outcome may precede the record of its frame, and names the
-// node then. `greatest(0, …)` is needed because start and end come from
-// the clocks of two processes.
+// node then. `greatest(0, …)` is needed because start and end come from the clocks of two processes.
 //
 // The parts of the whole statement run in the lock order of all writers: invocations, mailbox heads, event counters.
 // `want` reads all of `done`, and `made` counts `delivered`.

@@ -307,7 +307,7 @@ async fn each_outcome_has_its_event_and_a_durable_one_its_delivery() {
     assert_eq!(done.mailboxes.len(), 1);
     assert_eq!(done.notices.iter().map(|notice| notice.invocation.get()).collect::<Vec<_>>(), [101, 103]);
     assert_eq!(db.number("SELECT source_id FROM deliveries").await, 102);
-    // What is announced is what is stored, in the same order.
+    // The announced events equal the stored ones, in the same order.
     let [announced] = &done.recorded[..] else { panic!("one workspace") };
     let stored = db.store.events_since(scope(), announced.first_seq - 1, 10).await.unwrap();
     assert_eq!(stored.len(), 1);

@@ -17,7 +17,7 @@
 //! its mailbox head; lists are sorted by the ids of messages, which are drawn before the commit. Posts that overlap may
 //! therefore be listed in one order and numbered in the other: between the id and the commit of one, another process may
 //! draw a higher id and commit first, or the same process, if it commits a batch again after a lost lock race or an
-//! unknown outcome. Two rules hold for all messages, whoever sent them:
+//! unknown outcome. Two rules hold for the messages of all senders:
 //!
 //! - A post that was asked for after another was accepted has the higher seq in each mailbox, and the later place in each
 //!   list. So the two orders are the same for posts that do not overlap.

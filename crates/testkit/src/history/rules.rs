@@ -226,8 +226,8 @@ fn find_disorder<'a>(ordered: impl Iterator<Item = &'a Message<'a>>) -> Vec<(Str
     found
 }
 
-/// Positions never exceed the head, nor acks what was sent. And without a failover, after which heads jump, nothing counts as acknowledged that
-/// the client had not received.
+/// Positions never exceed the head, nor acks the last seq that was sent. Without a failover, after which heads jump, acks
+/// do not exceed the last seq that the client received either.
 fn check_floors(records: &Records, losses: Losses<'_>, violations: &mut Vec<Violation>) {
     for (agent, floors) in &records.floors {
         let (agent, floors) = (agent.clone(), *floors);

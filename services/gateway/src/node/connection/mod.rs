@@ -121,7 +121,7 @@ impl Drop for Route {
 
 /// Serves a node's socket until it ends.
 ///
-/// No `async fn`, whose future would keep room for the arguments, above all the socket, besides what is made of them.
+/// Not an `async fn`: its future would hold the arguments, among them the socket, beside the connection made of them.
 pub(super) fn serve_socket(
     socket: WebSocket,
     app: AppState,
