@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Clock, FrameKeys, Stream, StreamError, StreamResult,
-    mac::{Covered, MAC, MessageKind},
+    mac::{CoveredParts, MAC, MessageKind},
     subjects,
 };
 
@@ -247,7 +247,7 @@ impl Hints {
 
     fn verify(&mut self, message: &async_nats::Message, envelope: &Envelope<Hint>) -> bool {
         let code = message.headers.as_ref().and_then(|headers| headers.get(MAC)).map(|value| value.as_str());
-        let covered = Covered { subject: &self.subject, fields: &[], body: &message.payload };
+        let covered = CoveredParts { subject: &self.subject, fields: &[], body: &message.payload };
         if !self.keys.verify(MessageKind::Hint, code, &covered) {
             return false;
         }
@@ -261,21 +261,14 @@ impl Hints {
 }
 
 impl Stream {
-    /// Sends a hint to all other processes. Drops it while NATS is unavailable.
-    pub async fn send_hint(&self, hint: &Hint) {
-        self.publish_hint(subjects::HINTS.to_owned(), hint).await;
-    }
-
-    /// Sends a hint to one gateway. Drops it while NATS is unavailable.
-    pub async fn send_hint_to(&self, gateway: GatewayId, hint: &Hint) {
-        self.publish_hint(subjects::gateway_hint_subject(gateway), hint).await;
-    }
-
+    /// Sends a hint to one gateway, or to all other processes. Drops it while NATS is unavailable.
+    ///
     /// Receivers accept the hints of a process in the order of their numbers, so one task sends all of them.
-    async fn publish_hint(&self, subject: String, hint: &Hint) {
+    pub async fn send_hint(&self, gateway: Option<GatewayId>, hint: &Hint) {
         if !self.is_up() {
             return;
         }
+        let subject = subjects::hint_subject(gateway);
         let identity = &self.identity;
         let envelope = Envelope {
             origin: identity.origin.clone(),
@@ -285,30 +278,18 @@ impl Stream {
         };
         let Ok(payload) = serde_json::to_vec(&envelope) else { return };
         let mut headers = HeaderMap::new();
-        headers.insert(MAC, identity.keys.sign(&Covered { subject: &subject, fields: &[], body: &payload }));
+        headers.insert(MAC, identity.keys.sign(&CoveredParts { subject: &subject, fields: &[], body: &payload }));
         if let Err(error) = self.client.publish_with_headers(subject, headers, payload.into()).await {
             tracing::debug!(%error, "failed to send a hint");
         }
     }
 
-    /// Subscribes to the hints of all other processes.
+    /// Subscribes to the hints for one gateway, or to those for all processes.
     ///
     /// # Errors
     /// If the client is closed.
-    pub async fn subscribe_hints(&self) -> StreamResult<Hints> {
-        self.subscribe_to(subjects::HINTS.to_owned()).await
-    }
-
-    /// Subscribes to the hints for one gateway.
-    ///
-    /// # Errors
-    /// If the client is closed.
-    pub async fn subscribe_hints_to(&self, gateway: GatewayId) -> StreamResult<Hints> {
-        self.subscribe_to(subjects::gateway_hint_subject(gateway)).await
-    }
-
-    async fn subscribe_to(&self, subject: String) -> StreamResult<Hints> {
-        let identity = &self.identity;
+    pub async fn subscribe_hints(&self, gateway: Option<GatewayId>) -> StreamResult<Hints> {
+        let (subject, identity) = (subjects::hint_subject(gateway), &self.identity);
         let subscriber =
             self.client.subscribe(subject.clone()).await.map_err(StreamError::from_nats("listening to hints"))?;
         Ok(Hints {

@@ -75,7 +75,7 @@ impl fmt::Debug for FrameKeys {
 }
 
 /// Parts of a message that its code covers.
-pub(crate) struct Covered<'a> {
+pub(crate) struct CoveredParts<'a> {
     /// Subject on which it is published, without [`crate::subjects::LIVE_PREFIX`].
     pub(crate) subject: &'a str,
     /// Headers that the receiver believes, in a fixed order.
@@ -109,7 +109,7 @@ impl FrameKeys {
     }
 
     /// Returns the code of a message, or an empty one without a key.
-    pub(crate) fn sign(&self, covered: &Covered<'_>) -> String {
+    pub(crate) fn sign(&self, covered: &CoveredParts<'_>) -> String {
         let Some(key) = self.0.keys.first() else { return String::new() };
         let mut code = [0; KEY_ID_BYTES + TAG_BYTES];
         let (id, tag) = code.split_at_mut(KEY_ID_BYTES);
@@ -120,7 +120,7 @@ impl FrameKeys {
 
     /// Returns the code of a message with headers.
     pub(crate) fn sign_headers(&self, subject: &str, fields: HeaderFields<'_>, body: &[u8]) -> String {
-        self.sign(&Covered { subject, fields: &fields.values(), body })
+        self.sign(&CoveredParts { subject, fields: &fields.values(), body })
     }
 
     /// Returns whether a process of this installation has published the message with these headers; counts it if not.
@@ -132,11 +132,11 @@ impl FrameKeys {
         body: &[u8],
     ) -> bool {
         let code = fields.headers.get(MAC).map(|value| value.as_str());
-        self.verify(kind, code, &Covered { subject, fields: &fields.values(), body })
+        self.verify(kind, code, &CoveredParts { subject, fields: &fields.values(), body })
     }
 
     /// Returns whether a process of this installation has published the message; counts it if not.
-    pub(crate) fn verify(&self, kind: MessageKind, code: Option<&str>, covered: &Covered<'_>) -> bool {
+    pub(crate) fn verify(&self, kind: MessageKind, code: Option<&str>, covered: &CoveredParts<'_>) -> bool {
         let verified = code.is_some_and(|code| self.is_valid(code, covered));
         if !verified {
             self.refuse(kind);
@@ -144,7 +144,7 @@ impl FrameKeys {
         verified
     }
 
-    fn is_valid(&self, code: &str, covered: &Covered<'_>) -> bool {
+    fn is_valid(&self, code: &str, covered: &CoveredParts<'_>) -> bool {
         let mut decoded = [0; KEY_ID_BYTES + TAG_BYTES];
         if URL_SAFE_NO_PAD.decode_slice(code, &mut decoded) != Ok(decoded.len()) {
             return false;
@@ -175,7 +175,7 @@ impl FrameKeys {
 
 impl FrameKey {
     /// Each part is preceded by its length, so that no two messages have the same encoding.
-    fn tag(&self, covered: &Covered<'_>) -> hmac::Tag {
+    fn tag(&self, covered: &CoveredParts<'_>) -> hmac::Tag {
         let mut context = hmac::Context::with_key(&self.key);
         let fields = covered.fields.iter().map(|field| field.as_bytes());
         for part in [covered.subject.as_bytes()].into_iter().chain(fields).chain([covered.body]) {
@@ -190,7 +190,8 @@ impl FrameKey {
 mod tests {
     use super::*;
 
-    const MESSAGE: Covered<'static> = Covered { subject: "d.7.1.2", fields: &["dlv_1", "7", ""], body: b"body" };
+    const MESSAGE: CoveredParts<'static> =
+        CoveredParts { subject: "d.7.1.2", fields: &["dlv_1", "7", ""], body: b"body" };
 
     #[test]
     fn a_code_is_valid_for_its_own_message_only() {
@@ -198,12 +199,12 @@ mod tests {
         let code = keys.sign(&MESSAGE);
         assert!(keys.is_valid(&code, &MESSAGE));
         for (name, changed) in [
-            ("another agent", Covered { subject: "d.7.1.3", ..MESSAGE }),
-            ("another seq", Covered { fields: &["dlv_1", "8", ""], ..MESSAGE }),
-            ("shifted fields", Covered { fields: &["dlv_1", "", "7"], ..MESSAGE }),
-            ("joined fields", Covered { fields: &["dlv_17", "", ""], ..MESSAGE }),
-            ("another body", Covered { body: b"bodies", ..MESSAGE }),
-            ("body as a field", Covered { fields: &["dlv_1", "7", "", "body"], body: b"", ..MESSAGE }),
+            ("another agent", CoveredParts { subject: "d.7.1.3", ..MESSAGE }),
+            ("another seq", CoveredParts { fields: &["dlv_1", "8", ""], ..MESSAGE }),
+            ("shifted fields", CoveredParts { fields: &["dlv_1", "", "7"], ..MESSAGE }),
+            ("joined fields", CoveredParts { fields: &["dlv_17", "", ""], ..MESSAGE }),
+            ("another body", CoveredParts { body: b"bodies", ..MESSAGE }),
+            ("body as a field", CoveredParts { fields: &["dlv_1", "7", "", "body"], body: b"", ..MESSAGE }),
         ] {
             assert!(!keys.is_valid(&code, &changed), "{name}");
         }

@@ -12,8 +12,8 @@ pub(crate) const LOG_WILDCARD: &str = "d.>";
 pub(crate) const EVENTS_WILDCARD: &str = "e.>";
 /// Prefix of the subjects on which stored messages are republished.
 pub(crate) const LIVE_PREFIX: &str = "live.";
-/// Subject of hints for every process.
-pub(crate) const HINTS: &str = "relay.hints";
+/// Subject of hints for every process, and prefix of those for one gateway.
+const HINTS: &str = "relay.hints";
 
 /// Returns the subject of an agent's log.
 pub(crate) fn log_subject(scope: WorkspaceScope, agent: AgentId) -> String {
@@ -37,9 +37,9 @@ pub(crate) fn live_event_subject(scope: WorkspaceScope) -> String {
     format!("{LIVE_PREFIX}{}", event_subject(scope))
 }
 
-/// Returns the subject of hints for one gateway.
-pub(crate) fn gateway_hint_subject(gateway: GatewayId) -> String {
-    format!("{HINTS}.{gateway}")
+/// Returns the subject of hints for one gateway, or of those for every process.
+pub(crate) fn hint_subject(gateway: Option<GatewayId>) -> String {
+    gateway.map_or_else(|| HINTS.to_owned(), |gateway| format!("{HINTS}.{gateway}"))
 }
 
 /// Returns the subject filters of a workspace's messages: deliveries, then events.

@@ -212,11 +212,7 @@ impl Hints {
 /// dropped.
 pub(crate) async fn receive_remote(hints: Weak<Hints>, stream: Stream, gateway: Option<GatewayId>) {
     let mut remote = loop {
-        let listened = match gateway {
-            None => stream.subscribe_hints().await,
-            Some(gateway) => stream.subscribe_hints_to(gateway).await,
-        };
-        match listened {
+        match stream.subscribe_hints(gateway).await {
             Ok(remote) => break remote,
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "waiting for nats");
@@ -270,10 +266,7 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
 /// Sends the hints of this process to NATS until the engine is dropped.
 pub(crate) async fn forward_to_nats(stream: Stream, mut queue: mpsc::Receiver<RemoteHint>) {
     while let Some((gateway, hint)) = queue.recv().await {
-        match gateway {
-            None => stream.send_hint(&hint).await,
-            Some(gateway) => stream.send_hint_to(gateway, &hint).await,
-        }
+        stream.send_hint(gateway, &hint).await;
     }
 }
 
