@@ -60,7 +60,9 @@ pub struct WorkspaceWithKey {
 pub struct InspectedMailbox {
     #[serde(flatten)]
     pub inside: MailboxDetails,
-    pub exceptions: Vec<MailboxSettlement>,
+    /// `exceptions` in the JSON of relayctl, as in the name of their table.
+    #[serde(rename = "exceptions")]
+    pub settlements: Vec<MailboxSettlement>,
     pub frames: Vec<MailboxEntry>,
 }
 
@@ -147,7 +149,7 @@ impl Admin {
             created_by: None,
             metadata: &Map::new().into(),
             provenance: None,
-            created_at: chrono::DateTime::from_timestamp_millis(ids.now_ms()).unwrap_or_default(),
+            created_at: ids.now(),
             expires_at: None,
             key: hash,
             general: ChannelId::new(ids.next_id()),
@@ -204,9 +206,9 @@ impl Admin {
     pub async fn mailbox(&self, scope: WorkspaceScope, agent: &str, limit: i64) -> EngineResult<InspectedMailbox> {
         let inside = self.store.mailbox_details(scope, agent).await?;
         let inside = inside.ok_or_else(|| EngineError::NotFound(Missing::Agent(agent.to_owned())))?;
-        let exceptions = self.store.mailbox_settlements(scope, inside.agent_id, limit).await?;
+        let settlements = self.store.mailbox_settlements(scope, inside.agent_id, limit).await?;
         let frames = self.store.mailbox_entries(scope, inside.agent_id, limit).await?;
-        Ok(InspectedMailbox { inside, exceptions, frames })
+        Ok(InspectedMailbox { inside, settlements, frames })
     }
 
     /// Lists dead letters that are still kept and not purged, newest first.

@@ -60,7 +60,7 @@ const SCAN_WAIT: Duration = Duration::from_secs(5);
 impl Core {
     /// Current time by Postgres' clock, as far as this process knows it.
     pub(crate) fn now(&self) -> DateTime<Utc> {
-        DateTime::from_timestamp_millis(self.ids.now_ms()).unwrap_or_default()
+        self.ids.now()
     }
 
     pub(crate) fn next_id(&self) -> i64 {

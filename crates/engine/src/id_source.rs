@@ -8,6 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use chrono::{DateTime, Utc};
 use relay_domain::snowflake::SnowflakeGenerator;
 use relay_store::{Store, StoreResult};
 
@@ -68,6 +69,12 @@ impl IdSource {
     /// Returns the time by Postgres' clock, in unix milliseconds, as far as known.
     pub fn now_ms(&self) -> i64 {
         own_clock_ms() + self.offset_ms.load(Ordering::Relaxed)
+    }
+
+    /// Returns the same time as a date.
+    pub fn now(&self) -> DateTime<Utc> {
+        // A clock that lies outside of the range of dates cannot make ids either.
+        DateTime::from_timestamp_millis(self.now_ms()).unwrap_or_default()
     }
 
     /// Synchronizes with Postgres' clock. The offset changes by no more than the reading proves: a slow answer says

@@ -51,18 +51,18 @@ fn format_mailbox(mailbox: &InspectedMailbox) -> String {
     let _ = writeln!(text, "waiting        {}", it.next_seq - 1 - it.settled_floor);
     let holes: Vec<String> = it.holes.iter().map(i64::to_string).collect();
     let _ = writeln!(text, "holes          {}", if holes.is_empty() { "none".to_owned() } else { holes.join(", ") });
-    if !mailbox.exceptions.is_empty() {
+    if !mailbox.settlements.is_empty() {
         let _ = writeln!(text, "\nsettled or parked apart from the floors:");
     }
-    for exception in &mailbox.exceptions {
-        let state = match exception.state {
+    for settlement in &mailbox.settlements {
+        let state = match settlement.state {
             Settlement::Acked => "acked by REST",
             Settlement::Failed => "failed",
             Settlement::Deferred => "deferred",
             Settlement::DeadLettered => "dead-lettered",
         };
-        let why = or_dash(exception.reason.as_ref().or(exception.error.as_ref()));
-        let _ = writeln!(text, "{:>10}  {state}  {}  {why}", exception.seq, format_time(exception.at));
+        let why = or_dash(settlement.reason.as_ref().or(settlement.error.as_ref()));
+        let _ = writeln!(text, "{:>10}  {state}  {}  {why}", settlement.seq, format_time(settlement.at));
     }
     if !mailbox.frames.is_empty() {
         let _ = writeln!(text, "\nnewest rows:");

@@ -193,7 +193,7 @@ impl DeadLetterAdmin {
     /// Returns the time so many seconds ago, by Postgres' clock.
     #[must_use]
     pub fn time_before_now(&self, seconds: u32) -> DateTime<Utc> {
-        self.now() - TimeDelta::seconds(seconds.into())
+        self.ids.now() - TimeDelta::seconds(seconds.into())
     }
 
     /// Returns the reason of a dead letter.
@@ -217,7 +217,7 @@ impl DeadLetterAdmin {
     /// # Errors
     /// When there is no such letter, or it cannot be sent again.
     pub async fn redrive_one(&self, id: DeliveryId) -> EngineResult<(DeliveryId, Seq)> {
-        let done = redrive_one(&self.store, self.scope, id, self.now()).await?;
+        let done = redrive_one(&self.store, self.scope, id, self.ids.now()).await?;
         Ok((done.fresh, done.seq))
     }
 
@@ -226,7 +226,7 @@ impl DeadLetterAdmin {
     /// # Errors
     /// When a field or the rate makes no sense.
     pub async fn redrive_all(&self, query: &DeadLetterQuery, rate: Option<i32>) -> EngineResult<Redrive> {
-        begin_redrive(&self.store, self.scope, query, rate, RedriveId::new(self.ids.next_id()), self.now()).await
+        begin_redrive(&self.store, self.scope, query, rate, RedriveId::new(self.ids.next_id()), self.ids.now()).await
     }
 
     /// Returns the progress of a redrive.
@@ -247,11 +247,7 @@ impl DeadLetterAdmin {
     /// # Errors
     /// When a field is invalid.
     pub async fn purge(&self, query: &DeadLetterQuery, each: impl FnMut(u64)) -> EngineResult<u64> {
-        purge_matching(&self.store, self.scope, query, self.now(), each).await
-    }
-
-    fn now(&self) -> DateTime<Utc> {
-        DateTime::from_timestamp_millis(self.ids.now_ms()).unwrap_or_default()
+        purge_matching(&self.store, self.scope, query, self.ids.now(), each).await
     }
 }
 

@@ -1,4 +1,6 @@
 //! Heartbeats of providers, gathered and written together.
+//!
+//! A map instead of a queue (`relay_tasks::batches`): only the newest heartbeat of a provider counts.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -158,8 +160,7 @@ async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) -> Result<(), Sto
     let Some(capabilities) = beat.capabilities.as_ref().map(JsonText::to_value) else { return Ok(()) };
     let count = capabilities.as_array().map_or(0, Vec::len);
     let ids: Vec<ActionId> = (0..count).map(|_| ActionId::new(inner.core.ids.next_id())).collect();
-    let at = chrono::DateTime::from_timestamp_millis(inner.core.ids.now_ms()).unwrap_or_default();
-    match inner.core.store.refresh_capabilities(beat, &capabilities, &ids, at).await {
+    match inner.core.store.refresh_capabilities(beat, &capabilities, &ids, inner.core.now()).await {
         Ok(true) => Ok(()),
         Ok(false) => {
             tracing::info!(node.id = %beat.node_id, "capabilities of a heartbeat refused: another handler has the action name");

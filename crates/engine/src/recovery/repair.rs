@@ -104,10 +104,6 @@ impl<'a> DatabaseRepair<'a> {
         Self { store, stream, ids, engine: None }
     }
 
-    fn now(&self) -> DateTime<Utc> {
-        DateTime::from_timestamp_millis(self.ids.now_ms()).unwrap_or_default()
-    }
-
     /// Returns true if the log has numbers that mailboxes have not assigned yet, or unknown mailboxes. The log is read
     /// first: its frames were committed before, so in a database that was not restored they are below the head.
     /// Mailboxes that an earlier repair could not restore are known to be missing.
@@ -224,7 +220,7 @@ impl<'a> DatabaseRepair<'a> {
             // not prove which numbers were used.
             log_reached_back &= page.unverified == 0;
             let logged: Vec<_> = page.verified.into_iter().filter_map(frames::read_delivery).collect();
-            let done = self.store.reinsert_logged(&logged, self.now()).await?;
+            let done = self.store.reinsert_logged(&logged, self.ids.now()).await?;
             for (scope, agent, seq) in done.ahead {
                 let known = highest.entry((scope, agent)).or_insert(seq);
                 *known = (*known).max(seq);
@@ -238,7 +234,7 @@ impl<'a> DatabaseRepair<'a> {
         raised.sort_unstable_by_key(|(scope, agent, _)| (scope.workspace_id(), *agent));
         report.raised = raised.len() as u64;
         for some in raised.chunks(MAILBOX_BATCH) {
-            report.lost += self.store.raise_heads(some, self.now(), || self.ids.next_id()).await?;
+            report.lost += self.store.raise_heads(some, self.ids.now(), || self.ids.next_id()).await?;
         }
         report.log_reached_back = log_reached_back;
         if !log_reached_back || margin.always {
@@ -247,7 +243,7 @@ impl<'a> DatabaseRepair<'a> {
             loop {
                 let limit = i64::try_from(MAILBOX_BATCH).unwrap_or(i64::MAX);
                 let ids = || self.ids.next_id();
-                let jumped = self.store.jump_heads(after, limit, margin.numbers, self.now(), ids).await?;
+                let jumped = self.store.jump_heads(after, limit, margin.numbers, self.ids.now(), ids).await?;
                 report.jumped += jumped.mailboxes;
                 report.lost += jumped.lost;
                 let Some(last) = jumped.last else { break };
