@@ -31,8 +31,7 @@ use crate::{connections::ClientAddress, error::ApiError, extract::Path, rate_lim
 
 /// Returns the token of the `Authorization` header, or the 401 for a missing one. The scheme is case-insensitive.
 fn bearer(parts: &Parts) -> Result<&str, ApiError> {
-    let missing = || ApiError::unauthorized("unauthorized", "Missing or invalid Authorization header");
-    find_bearer(&parts.headers).ok_or_else(missing)
+    find_bearer(&parts.headers).ok_or_else(ApiError::missing_token)
 }
 
 /// Returns the token of the `Authorization` header, on routes that also accept it elsewhere.
@@ -76,12 +75,8 @@ async fn authenticate(
     if !allowed.contains(&kind) {
         return Err(match kind {
             TokenKind::Node => ApiError::node_token_forbidden(),
-            TokenKind::Observer => {
-                ApiError::unauthorized("observer_token_forbidden", "Observer tokens are not allowed here")
-            }
-            TokenKind::Workspace | TokenKind::Agent | TokenKind::Webhook => {
-                ApiError::unauthorized("unauthorized", required)
-            }
+            TokenKind::Observer => ApiError::observer_token_forbidden(),
+            TokenKind::Workspace | TokenKind::Agent | TokenKind::Webhook => ApiError::unauthorized(required),
         });
     }
     let access = state.engine.access();
@@ -266,7 +261,7 @@ impl FromRequestParts<AppState> for Agent {
         match authenticate(parts, state, &[TokenKind::Agent], AGENT_TOKEN_REQUIRED).await? {
             Credential::Agent(agent) => Ok(Self(agent)),
             Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => {
-                Err(ApiError::unauthorized("unauthorized", AGENT_TOKEN_REQUIRED))
+                Err(ApiError::unauthorized(AGENT_TOKEN_REQUIRED))
             }
         }
     }

@@ -8,7 +8,7 @@ use axum::{
         FromRequest, FromRequestParts, Request,
         rejection::{PathRejection, QueryRejection},
     },
-    http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE},
+    http::{HeaderMap, HeaderValue, header::CONTENT_TYPE},
 };
 use futures::StreamExt as _;
 use relay_domain::names;
@@ -72,6 +72,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for KeyedBody<T> {
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         let (headers, bytes) = read_body(request).await?;
         let body = parse(&headers, &bytes)?;
+        // A value that is no text counts as an empty key, which is invalid.
         let key =
             find_key(&headers).map(|value| ClientKey::read(value.to_str().unwrap_or_default(), &bytes)).transpose()?;
         Ok(Self { body, key })
@@ -155,15 +156,7 @@ fn check_media_type(headers: &HeaderMap, bytes: &[u8]) -> Result<(), ApiError> {
     if or_empty(bytes) == b"{}" || may_be_json(headers) {
         return Ok(());
     }
-    Err(ApiError::new(
-        StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        "unsupported_media_type",
-        "Content-Type must be application/json",
-    ))
-}
-
-fn invalid_json() -> ApiError {
-    ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", "Invalid JSON body")
+    Err(ApiError::unsupported_media_type())
 }
 
 /// Parses a JSON object whose contents can be stored.
@@ -181,13 +174,13 @@ pub fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 fn check_is_object(bytes: &[u8]) -> Result<(), ApiError> {
     // The parser checks the text only of fields that are read.
     if std::str::from_utf8(bytes).is_err() {
-        return Err(invalid_json());
+        return Err(ApiError::invalid_json());
     }
     // serde also reads a struct from an array of its fields.
     if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
         return Err(match serde_json::from_slice::<serde::de::IgnoredAny>(bytes) {
             Ok(_) => ApiError::invalid_request("The body must be a JSON object"),
-            Err(_) => invalid_json(),
+            Err(_) => ApiError::invalid_json(),
         });
     }
     Ok(())
@@ -203,7 +196,7 @@ pub(crate) fn decode_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiE
         if error.is_data() && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok() {
             ApiError::invalid_request(format!("Invalid request: {error}"))
         } else {
-            invalid_json()
+            ApiError::invalid_json()
         }
     })
 }

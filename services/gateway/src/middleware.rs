@@ -121,9 +121,7 @@ where
 /// twice.
 fn require_recovered(state: &AppState, request: &Request) -> Result<(), ApiError> {
     match state.engine.recovery().readiness() {
-        Readiness::Closed(reason) if request.uri().path().starts_with("/v1/") => {
-            Err(ApiError::unavailable("not_ready", format!("Not ready: {reason}")))
-        }
+        Readiness::Closed(reason) if request.uri().path().starts_with("/v1/") => Err(ApiError::not_ready(reason)),
         Readiness::Closed(_) | Readiness::Open(_) => Ok(()),
     }
 }
@@ -152,7 +150,7 @@ fn record_metrics(method: &Method, route: String, status: StatusCode, elapsed: D
 /// Reads can be repeated. A change may have been committed, so its client must not be asked to repeat it.
 fn timeout_response(method: &Method) -> Response {
     if method.is_safe() {
-        ApiError::unavailable("request_timeout", "The request took too long").into_response()
+        ApiError::request_timeout().into_response()
     } else {
         tracing::error!("write request timed out, closing the connection without a status");
         ApiError::drop_connection().into_response()

@@ -98,9 +98,7 @@ fn apply_admission(parts: &Parts, admission: Option<Admission>) -> Result<(), Ap
 fn read_admission(admission: Option<Admission>) -> (Option<RateLimitStatus>, Result<(), ApiError>) {
     match admission {
         None => (None, Ok(())),
-        Some(Admission::Unknown) => {
-            (None, Err(ApiError::unavailable("database_overloaded", "Storage is unavailable, try again")))
-        }
+        Some(Admission::Unknown) => (None, Err(ApiError::storage_unavailable())),
         Some(Admission::Admitted(standing)) => (Some(standing), Ok(())),
         Some(Admission::Refused { standing, retry_after }) => {
             (Some(standing), Err(ApiError::rate_limited(retry_after)))

@@ -80,7 +80,7 @@ impl AppState {
             return Some("draining");
         }
         if !self.storage_up.load(Ordering::Relaxed) {
-            return Some("storage is away");
+            return Some("storage is unavailable");
         }
         match self.engine.recovery().readiness() {
             Readiness::Closed(reason) => Some(reason),

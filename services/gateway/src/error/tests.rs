@@ -1,3 +1,5 @@
+use relay_engine::error::{Conflict, Denial, Missing};
+
 use super::*;
 
 #[test]

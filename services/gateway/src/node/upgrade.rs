@@ -74,28 +74,24 @@ pub(crate) async fn upgrade(
     let Ok(socket) = socket else {
         return Ok((StatusCode::UPGRADE_REQUIRED, "Upgrade to a WebSocket").into_response());
     };
-    let token = find_socket_token(query.token, &headers)
-        .ok_or_else(|| ApiError::unauthorized("unauthorized", "Missing node token"))?;
+    let token = find_socket_token(query.token, &headers).ok_or_else(|| ApiError::unauthorized("Missing node token"))?;
     if TokenKind::from_prefix(&token) != Some(TokenKind::Node) {
-        return Err(ApiError::unauthorized("unauthorized", "Invalid node token format"));
+        return Err(ApiError::unauthorized("Invalid node token format"));
     }
     if state.shutdown.is_requested() {
-        return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
+        return Err(ApiError::draining());
     }
     let hash = TokenHash::from_token(&token);
     let (access, address) = (state.engine.access(), client.address.limited_ip());
     let node = match access.limit_unknown(&token, address, access.authenticate(&token)).await {
         Ok(Credential::Node(node)) => node,
         Ok(_) => return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }).into()),
-        // Clients retry a 503 with the same token and increasing delays; some treat any other status as final.
-        Err(EngineError::WorkspaceSuspended) => {
-            return Err(ApiError::unavailable("workspace_suspended", "The workspace is suspended"));
-        }
+        Err(EngineError::WorkspaceSuspended) => return Err(ApiError::socket_suspended()),
         Err(error) => return Err(error.into()),
     };
     let family = state.engine.workspaces().family(node.scope).await;
     if state.engine.suspensions().is_suspended_or_drained(node.scope, &node.node_id) {
-        return Err(ApiError::unavailable("node_drained", "The node is drained"));
+        return Err(ApiError::node_drained());
     }
     let identity = state
         .engine
@@ -105,7 +101,7 @@ pub(crate) async fn upgrade(
         .ok_or(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }))?;
     // Its agents would receive everything twice: over the socket and by the delivery method of their node.
     if !identity.kind.has_socket() {
-        return Err(ApiError::unauthorized("node_token_forbidden", "A node of this kind has no socket"));
+        return Err(ApiError::node_without_socket());
     }
     let subject = RateLimitSubject::Node(node.node_id.clone());
     let seat = state.connections.nodes.take(family, node.scope, subject).map_err(ApiError::too_many_connections)?;

@@ -35,7 +35,7 @@ pub(crate) struct ObserverCredentials {
 impl ObserverCredentials {
     /// Returns the token of a socket, which may also be in a subprotocol.
     pub(super) fn socket_token(self, headers: &HeaderMap) -> Result<String, ApiError> {
-        find_socket_token(self.token, headers).ok_or_else(missing_token)
+        find_socket_token(self.token, headers).ok_or_else(ApiError::missing_token)
     }
 
     /// Returns the token. The query takes precedence over the header.
@@ -43,12 +43,8 @@ impl ObserverCredentials {
         self.token
             .filter(|token| !token.is_empty())
             .or_else(|| find_bearer(headers).map(ToOwned::to_owned))
-            .ok_or_else(missing_token)
+            .ok_or_else(ApiError::missing_token)
     }
-}
-
-fn missing_token() -> ApiError {
-    ApiError::unauthorized("unauthorized", "Missing or invalid Authorization header")
 }
 
 /// Authorizes an observer. An unknown token is charged to the client's address.

@@ -96,13 +96,10 @@ async fn authorize_observer(
 ) -> Result<(ObserverWatch, EventStream, CallerSeat), ApiError> {
     let token = query.socket_token(headers)?;
     if state.shutdown.is_requested() {
-        return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
+        return Err(ApiError::draining());
     }
     let access = match access::authorize(state, &token, client).await {
-        // Clients of the socket handle only one refusal.
-        Err(EngineError::Forbidden(Denial::InsufficientScope(_))) => {
-            return Err(ApiError::unauthorized("observer_token_forbidden", "The token lacks the scope stream:read"));
-        }
+        Err(EngineError::Forbidden(Denial::InsufficientScope(_))) => return Err(ApiError::stream_forbidden()),
         other => other?,
     };
     let family = state.engine.workspaces().family(access.scope).await;
@@ -262,7 +259,7 @@ impl Observer {
         let (mut since, mut replayed, mut whole) =
             (oldest, 0, oldest == last_seen_seq && last_seen_seq < self.events.position());
         while since + 1 < self.started_at {
-            let (events, _memory) = match self.state.engine.events().between(scope, since, self.started_at).await {
+            let (events, _memory) = match self.state.engine.events().read_between(scope, since, self.started_at).await {
                 Ok(read) => read,
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "observer resync not readable, retrying");

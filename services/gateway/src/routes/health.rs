@@ -29,6 +29,6 @@ pub async fn health() -> Json<wire::Health> {
 pub async fn ready(State(state): State<AppState>) -> Response {
     match state.unready_reason() {
         None => Reply::ok(wire::Ready { ready: true }).into_response(),
-        Some(reason) => ApiError::unavailable("not_ready", format!("Not ready: {reason}")).into_response(),
+        Some(reason) => ApiError::not_ready(reason).into_response(),
     }
 }
