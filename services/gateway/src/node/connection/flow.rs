@@ -326,8 +326,7 @@ impl ConnectionState {
                 }
                 cut.into_iter().for_each(|agent| self.queue_agent(agent));
             }
-            Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "repair failed, retrying");
+            Err(_) => {
                 self.repair_after = self.now() + REPAIR_RETRY;
                 for served in self.agents.values_mut() {
                     served.stream.on_repair_failed();
@@ -381,7 +380,7 @@ impl ConnectionState {
         if is_within {
             self.updates.1 += count;
         } else {
-            metrics::counter!(metric_names::NOTICES_DROPPED).increment(1);
+            self.emit(Effect::Count(metric_names::NOTICES_DROPPED));
         }
         is_within
     }

@@ -110,7 +110,13 @@ pub(super) async fn read(engine: Engine, node: NodeCaller, read: Read) -> JobRes
             let (asked, positions) = retry(STORAGE_RETRY, located).await;
             JobResult::Relisted { asked, positions }
         }
-        Read::Repair(requests) => JobResult::Repaired(engine.mailboxes().read_missing(node.scope, &requests).await),
+        Read::Repair(requests) => {
+            let repaired = engine.mailboxes().read_missing(node.scope, &requests).await;
+            if let Err(error) = &repaired {
+                tracing::debug!(error = error as &dyn std::error::Error, "repair failed, retrying");
+            }
+            JobResult::Repaired(repaired)
+        }
         Read::VerifyPosition { fence, agent, reported } => {
             let verify = || async {
                 // What an earlier socket of this gateway has sent counts.

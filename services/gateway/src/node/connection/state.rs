@@ -374,7 +374,7 @@ impl ConnectionState {
         !self.requests.is_empty()
     }
 
-    /// Handles a job that ends after [`Self::stop`]. Nobody reads its reply.
+    /// Handles a job that ends after [`Self::stop`]. Its reply is not sent.
     pub(super) fn finish_request(&mut self, done: JobResult) {
         match done {
             JobResult::Request(outcome) => {
