@@ -92,25 +92,9 @@ async fn apply_report(
     report: &DeliveryReport,
     at: DateTime<Utc>,
 ) -> StoreResult<Option<Option<ReportOutcome>>> {
-    let doing = "settling a delivery";
-    let (workspace, agent) = (scope.workspace_id(), delivery.agent);
-    let row = sqlx::query(
-        "SELECT d.seq, d.source_kind, c.channel_id, c.name AS channel_name, c.conversation_id
-           FROM deliveries d
-           LEFT JOIN channels c ON c.workspace_id = d.workspace_id AND c.channel_id = d.channel_id
-          WHERE d.workspace_id = $1 AND d.source_id = $2 AND d.agent_id = $3 AND d.redrive_no = $4
-          ORDER BY d.created_on DESC LIMIT 1",
-    )
-    .bind(workspace)
-    .bind(delivery.source)
-    .bind(agent)
-    .bind(delivery.redrive_no)
-    .fetch_optional(&mut **tx)
-    .await
-    .map_err(StoreError::from_sqlx(doing))?;
-    let Some(row) = row else { return Ok(None) };
-    let (seq, source_kind): (Seq, SourceKind) = decode_row("deliveries", &row)?;
-
+    let Some(ReportedDelivery { seq, source_kind, place }) = find_delivery(tx, scope, delivery).await? else {
+        return Ok(None);
+    };
     let retry = match report {
         DeliveryReport::Fail { retryable: Some(true), .. } => {
             retries::lock_retry_mode(tx, scope, delivery.agent).await?
@@ -118,18 +102,7 @@ async fn apply_report(
         DeliveryReport::Ack | DeliveryReport::Fail { .. } | DeliveryReport::Defer { .. } => None,
     };
     let cursor = lock_cursor(tx, scope, delivery.agent).await?;
-    let current = sqlx::query(
-        "SELECT state, retryable, agent_id, seq FROM delivery_exceptions
-          WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3",
-    )
-    .bind(workspace)
-    .bind(agent)
-    .bind(seq)
-    .fetch_optional(&mut **tx)
-    .await
-    .map_err(StoreError::from_sqlx(doing))?;
-    let current: Option<(Settlement, Option<bool>)> =
-        current.map(|row| decode_row("delivery_exceptions", &row)).transpose()?;
+    let current = find_settlement(tx, scope, delivery.agent, seq).await?;
     // The settlement of a retryable failure stays until the delivery is handed over again. Until then another failure
     // is a report of the same attempt, and the first one counts.
     let is_requeued = current == Some((Settlement::Deferred, Some(true)));
@@ -142,91 +115,182 @@ async fn apply_report(
         return Ok(Some(None));
     };
     let claim_count = claims::end_lease(tx, scope, delivery.agent, seq).await?;
+    let failed = FailedDelivery { scope, delivery, seq };
     let outcome = match (report, retry) {
         (DeliveryReport::Fail { retryable: Some(false), .. }, _) => {
             FailureOutcome::DeadLetter(DeadLetterReason::Rejected)
         }
-        (_, Some(retry)) => {
-            let failed = FailedDelivery { scope, delivery, seq };
-            retries::decide_failure_outcome(tx, failed, &retry, claim_count, at).await?
-        }
+        (_, Some(retry)) => retries::decide_failure_outcome(tx, failed, &retry, claim_count, at).await?,
         _ => FailureOutcome::None,
     };
-    let (new, back, redriven_seq, dead) = match outcome {
-        FailureOutcome::None => (new, None, None, None),
-        FailureOutcome::Retry { at, retry_no } => (Settlement::Deferred, Some((at, retry_no)), None, None),
-        FailureOutcome::Redriven { seq } => (new, None, Some(seq), None),
-        FailureOutcome::DeadLetter(reason) => (Settlement::DeadLettered, None, None, Some(reason)),
-    };
-
-    let (error, mut retryable, mut reason, available_at) = match report {
-        DeliveryReport::Ack => (None, None, None, None),
-        DeliveryReport::Fail { error, retryable } => {
-            (error.as_deref(), *retryable, None, back.map(|(available_at, _)| available_at))
-        }
-        DeliveryReport::Defer { available_at, reason } => (None, None, reason.as_deref(), Some(*available_at)),
-    };
-    if let Some(dead) = dead {
-        (retryable, reason) = (Some(false), Some(dead.as_str()));
-    }
-    // Every writer of settlements locks the cursor row first, so the state cannot have changed since it was read; the
-    // WHERE repeats it. A repeated equal deferral changes nothing.
-    let written = sqlx::query(
-        "INSERT INTO delivery_exceptions AS x
-                (workspace_id, agent_id, seq, state, error, retryable, reason, available_at, at, retry_no,
-                 redriven_seq, redriven_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, relay_now(), $10, $11, CASE WHEN $11::bigint IS NOT NULL THEN relay_now() END)
-         ON CONFLICT (workspace_id, agent_id, seq) DO UPDATE
-            SET state = excluded.state, error = excluded.error, retryable = excluded.retryable,
-                reason = excluded.reason, available_at = excluded.available_at, at = excluded.at,
-                retry_no = excluded.retry_no, redriven_seq = coalesce(x.redriven_seq, excluded.redriven_seq),
-                redriven_at = coalesce(x.redriven_at, excluded.redriven_at)
-          WHERE x.state IS NOT DISTINCT FROM $9
-            AND (x.state, x.reason, x.available_at)
-                IS DISTINCT FROM (excluded.state, excluded.reason, excluded.available_at)",
-    )
-    .bind(workspace)
-    .bind(agent)
-    .bind(seq)
-    .bind(new.code())
-    .bind(error)
-    .bind(retryable)
-    .bind(reason)
-    .bind(available_at)
-    .bind(current)
-    .bind(back.map_or(0, |(_, retry_no)| retry_no))
-    .bind(redriven_seq)
-    .execute(&mut **tx)
-    .await
-    .map_err(StoreError::from_sqlx(doing))?
-    .rows_affected();
-    if written == 0 {
+    let written = NewSettlement::of_report(scope, delivery.agent, seq, new, report, &outcome);
+    if !written.replace(tx, current).await? {
         return Ok(Some(None));
     }
 
-    if let Some(available_at) = available_at {
+    if let Some(available_at) = written.available_at {
         mailboxes::set_due(tx, scope, delivery.agent, available_at).await?;
     }
-    if new.is_settled() {
+    if written.state.is_settled() {
         settle_contiguous(tx, scope, delivery.agent, cursor.settled_floor).await?;
         mailboxes::unblock_mailbox(tx, scope, delivery.agent).await?;
     }
     let mut first_read_at = None;
-    if new == Settlement::Acked && source_kind == SourceKind::Message {
+    if written.state == Settlement::Acked && source_kind == SourceKind::Message {
         let (read_at, first) = record_read(tx, scope, delivery.source.message_id(), delivery.agent).await?;
         first_read_at = first.then_some(read_at);
     }
-    let place = message_location(&row).map_err(StoreError::from_sqlx(doing))?;
-    let dead = match dead {
-        Some(reason) => {
-            let failed = FailedDelivery { scope, delivery, seq };
-            Some(retries::read_dead_letter(tx, failed, reason, error, place.clone()).await?)
+    let dead = match outcome {
+        FailureOutcome::DeadLetter(reason) => {
+            Some(retries::read_dead_letter(tx, failed, reason, written.error, place.clone()).await?)
         }
-        None => None,
+        FailureOutcome::None | FailureOutcome::Retry { .. } | FailureOutcome::Redriven { .. } => None,
     };
-    let back_at = back.map(|(at, _)| at);
-    let redriven_as = redriven_seq.map(|seq| (DeliveryId { redrive_no: delivery.redrive_no + 1, ..delivery }, seq));
+    let back_at = match outcome {
+        FailureOutcome::Retry { at, .. } => Some(at),
+        FailureOutcome::None | FailureOutcome::Redriven { .. } | FailureOutcome::DeadLetter(_) => None,
+    };
+    let successor = DeliveryId { redrive_no: delivery.redrive_no + 1, ..delivery };
+    let redriven_as = written.redriven_seq.map(|seq| (successor, seq));
     Ok(Some(Some(ReportOutcome { place, first_read_at, back_at, redriven_as, dead })))
+}
+
+/// Delivery that a report is about.
+struct ReportedDelivery {
+    seq: Seq,
+    source_kind: SourceKind,
+    place: Option<MessageLocation>,
+}
+
+async fn find_delivery(
+    tx: &mut Transaction,
+    scope: WorkspaceScope,
+    delivery: DeliveryId,
+) -> StoreResult<Option<ReportedDelivery>> {
+    let doing = "finding a reported delivery";
+    let row = sqlx::query(
+        "SELECT d.seq, d.source_kind, c.channel_id, c.name AS channel_name, c.conversation_id
+           FROM deliveries d
+           LEFT JOIN channels c ON c.workspace_id = d.workspace_id AND c.channel_id = d.channel_id
+          WHERE d.workspace_id = $1 AND d.source_id = $2 AND d.agent_id = $3 AND d.redrive_no = $4
+          ORDER BY d.created_on DESC LIMIT 1",
+    )
+    .bind(scope.workspace_id())
+    .bind(delivery.source)
+    .bind(delivery.agent)
+    .bind(delivery.redrive_no)
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    let Some(row) = row else { return Ok(None) };
+    let (seq, source_kind) = decode_row("deliveries", &row)?;
+    let place = message_location(&row).map_err(StoreError::from_sqlx(doing))?;
+    Ok(Some(ReportedDelivery { seq, source_kind, place }))
+}
+
+/// Returns the settlement of a row, and whether it is that of a retryable failure.
+async fn find_settlement(
+    tx: &mut Transaction,
+    scope: WorkspaceScope,
+    agent: AgentId,
+    seq: Seq,
+) -> StoreResult<Option<(Settlement, Option<bool>)>> {
+    let row = sqlx::query(
+        "SELECT state, retryable, agent_id, seq FROM delivery_exceptions
+          WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3",
+    )
+    .bind(scope.workspace_id())
+    .bind(agent)
+    .bind(seq)
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx("finding a settlement"))?;
+    row.map(|row| decode_row("delivery_exceptions", &row)).transpose()
+}
+
+/// Settlement that a report causes.
+struct NewSettlement<'a> {
+    scope: WorkspaceScope,
+    agent: AgentId,
+    seq: Seq,
+    state: Settlement,
+    error: Option<&'a str>,
+    retryable: Option<bool>,
+    reason: Option<&'a str>,
+    available_at: Option<DateTime<Utc>>,
+    retry_no: i16,
+    redriven_seq: Option<Seq>,
+}
+
+impl<'a> NewSettlement<'a> {
+    /// Creates the settlement in the state that the report asks for, unless the outcome of a failure is another one.
+    fn of_report(
+        scope: WorkspaceScope,
+        agent: AgentId,
+        seq: Seq,
+        asked: Settlement,
+        report: &'a DeliveryReport,
+        outcome: &FailureOutcome,
+    ) -> Self {
+        let (error, retryable, reason, available_at) = match report {
+            DeliveryReport::Ack => (None, None, None, None),
+            DeliveryReport::Fail { error, retryable } => (error.as_deref(), *retryable, None, None),
+            DeliveryReport::Defer { available_at, reason } => (None, None, reason.as_deref(), Some(*available_at)),
+        };
+        let (retry_no, redriven_seq) = (0, None);
+        let as_reported =
+            Self { scope, agent, seq, state: asked, error, retryable, reason, available_at, retry_no, redriven_seq };
+        match *outcome {
+            FailureOutcome::None => as_reported,
+            FailureOutcome::Retry { at, retry_no } => {
+                Self { state: Settlement::Deferred, available_at: Some(at), retry_no, ..as_reported }
+            }
+            FailureOutcome::Redriven { seq } => Self { redriven_seq: Some(seq), ..as_reported },
+            FailureOutcome::DeadLetter(reason) => Self {
+                state: Settlement::DeadLettered,
+                retryable: Some(false),
+                reason: Some(reason.as_str()),
+                ..as_reported
+            },
+        }
+    }
+
+    /// Writes the settlement in the place of the current one; returns false if that changes nothing.
+    ///
+    /// Every writer of settlements locks the cursor row first, so the state cannot have changed since it was read; the
+    /// WHERE repeats it. A repeated equal deferral changes nothing.
+    async fn replace(&self, tx: &mut Transaction, current: Option<Settlement>) -> StoreResult<bool> {
+        let done = sqlx::query(
+            "INSERT INTO delivery_exceptions AS x
+                    (workspace_id, agent_id, seq, state, error, retryable, reason, available_at, at, retry_no,
+                     redriven_seq, redriven_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, relay_now(), $10, $11,
+                     CASE WHEN $11::bigint IS NOT NULL THEN relay_now() END)
+             ON CONFLICT (workspace_id, agent_id, seq) DO UPDATE
+                SET state = excluded.state, error = excluded.error, retryable = excluded.retryable,
+                    reason = excluded.reason, available_at = excluded.available_at, at = excluded.at,
+                    retry_no = excluded.retry_no, redriven_seq = coalesce(x.redriven_seq, excluded.redriven_seq),
+                    redriven_at = coalesce(x.redriven_at, excluded.redriven_at)
+              WHERE x.state IS NOT DISTINCT FROM $9
+                AND (x.state, x.reason, x.available_at)
+                    IS DISTINCT FROM (excluded.state, excluded.reason, excluded.available_at)",
+        )
+        .bind(self.scope.workspace_id())
+        .bind(self.agent)
+        .bind(self.seq)
+        .bind(self.state.code())
+        .bind(self.error)
+        .bind(self.retryable)
+        .bind(self.reason)
+        .bind(self.available_at)
+        .bind(current)
+        .bind(self.retry_no)
+        .bind(self.redriven_seq)
+        .execute(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx("settling a delivery"))?;
+        Ok(done.rows_affected() > 0)
+    }
 }
 
 /// Moves the settled floor over the individually settled rows right above it. The caller holds the cursor row. Returns the
