@@ -26,7 +26,7 @@ const INPUT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) enum AgentCommand {
     SetMode {
         mode: DeliveryMode,
-        reply: oneshot::Sender<Drained>,
+        reply: oneshot::Sender<ModeChange>,
     },
     Flush {
         reply: oneshot::Sender<usize>,
@@ -58,7 +58,7 @@ pub(crate) enum AgentCommand {
 
 /// Result of a change of mode.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Drained {
+pub(crate) struct ModeChange {
     pub(crate) mode: DeliveryMode,
     pub(crate) count: usize,
 }

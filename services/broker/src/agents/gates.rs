@@ -4,7 +4,7 @@ use bytes::Bytes;
 use relay_verification::Timestamp;
 use tokio::time::Duration;
 
-use super::task::{AgentTask, Done, Running};
+use super::task::{AgentTask, Done, Run};
 use crate::{events::Event, harness::Gate, injection::DeliveryMode};
 
 /// A gate that was answered has so long to go.
@@ -64,7 +64,7 @@ impl GateWatch {
 
 impl AgentTask {
     /// Returns whether a question of the program is looked for before the next message. Forgets one that is not.
-    pub(super) fn watches_gates(&self, running: &mut Running) -> bool {
+    pub(super) fn watches_gates(&self, running: &mut Run) -> bool {
         if running.readiness.is_some() {
             // It is looked for with readiness.
             return false;
@@ -78,7 +78,7 @@ impl AgentTask {
     }
 
     /// Returns whether a question of the program is on the screen, after answering or reporting it.
-    pub(super) fn is_behind_gate(&self, running: &mut Running, now: Timestamp, screen: &str) -> bool {
+    pub(super) fn is_behind_gate(&self, running: &mut Run, now: Timestamp, screen: &str) -> bool {
         let Some(harness) = &self.launch.harness else { return false };
         let gate = harness.gate_on(screen);
         let may_answer = gate.is_some_and(|gate| {
@@ -102,20 +102,20 @@ impl AgentTask {
     }
 
     /// An Enter was written: some programs lose it.
-    pub(super) fn expect_effect_of_enter(&self, running: &mut Running) {
+    pub(super) fn expect_effect_of_enter(&self, running: &mut Run) {
         let repeats = self.launch.harness.as_ref().is_some_and(|harness| harness.auto_enter);
         running.repeat_enter_at = repeats.then(|| running.tick() + ENTER_TAKES);
     }
 
     /// Repeats an Enter once that has had no effect.
-    pub(super) fn repeat_enter(&self, running: &mut Running, now: Timestamp) {
+    pub(super) fn repeat_enter(&self, running: &mut Run, now: Timestamp) {
         if running.repeat_enter_at.is_some_and(|due| now >= due) {
             running.repeat_enter_at = None;
             self.type_keys(running, "\r".to_owned());
         }
     }
 
-    fn type_keys(&self, running: &Running, keys: String) {
+    fn type_keys(&self, running: &Run, keys: String) {
         let terminal = running.process.terminal.clone();
         running.works.push(Box::pin(async move {
             // The program may be ending.

@@ -6,10 +6,10 @@ use relay_verification::{Timestamp, echo::squash};
 use tokio::time::Duration;
 
 use super::{
-    AgentCommand, AgentState, Drained, PendingMessage,
+    AgentCommand, AgentState, ModeChange, PendingMessage,
     command::UndeliveredMessage,
     session_status::Activity,
-    task::{AckFileContent, AgentTask, Done, ProcessEnd, Running},
+    task::{AckFileContent, AgentTask, Done, ProcessEnd, Run},
 };
 use crate::{
     clock,
@@ -39,7 +39,7 @@ const REST: Duration = Duration::from_secs(2);
 
 impl AgentTask {
     /// Does everything that is due now.
-    pub(super) fn advance(&self, running: &mut Running, now: Timestamp) {
+    pub(super) fn advance(&self, running: &mut Run, now: Timestamp) {
         self.judge_readiness(running, now);
         self.repeat_enter(running, now);
         let screen = self.look(running, now);
@@ -51,7 +51,7 @@ impl AgentTask {
     }
 
     /// Instant at which [`Self::advance`] has work again.
-    pub(super) fn next_deadline(&self, running: &Running, now: Timestamp) -> Timestamp {
+    pub(super) fn next_deadline(&self, running: &Run, now: Timestamp) -> Timestamp {
         let readiness = running.readiness.as_ref().map(|readiness| readiness.next_judgement());
         let readiness = if running.gate.is_open() { Some(now + SCREEN_EVERY) } else { readiness };
         let repeats = running.repeat_enter_at;
@@ -64,7 +64,7 @@ impl AgentTask {
         deadlines.into_iter().flatten().min().unwrap_or(now + Duration::from_secs(60))
     }
 
-    pub(super) fn on_terminal_event(&self, running: &mut Running, event: Option<TerminalEvent>) -> Option<ProcessEnd> {
+    pub(super) fn on_terminal_event(&self, running: &mut Run, event: Option<TerminalEvent>) -> Option<ProcessEnd> {
         match event {
             Some(TerminalEvent::Output(chunk)) => {
                 self.on_output(running, &chunk);
@@ -88,7 +88,7 @@ impl AgentTask {
         }
     }
 
-    fn on_output(&self, running: &mut Running, chunk: &OutputChunk) {
+    fn on_output(&self, running: &mut Run, chunk: &OutputChunk) {
         running.latest = clock::timestamp(chunk.read_at()).max(running.latest);
         let at = running.latest;
         running.last_output_at = at;
@@ -107,14 +107,14 @@ impl AgentTask {
     }
 
     /// Ends an agent that has asked for it, once no message waits for its verdict.
-    pub(super) fn judge_end(&self, running: &Running) -> Option<ProcessEnd> {
+    pub(super) fn judge_end(&self, running: &Run) -> Option<ProcessEnd> {
         (running.wants_end && running.pipeline.unsettled_count() == 0).then(|| {
             self.publish(&Event::AgentExit { reason: "agent_requested" });
             ProcessEnd::Exited { exit: relay_pty::Exit::Code(0), was_requested: true }
         })
     }
 
-    pub(super) fn on_arrived(&self, running: &mut Running) {
+    pub(super) fn on_arrived(&self, running: &mut Run) {
         for message in self.mailbox.fetch() {
             self.publish_arrival(&message, running.pipeline.mode());
             running.pipeline.enqueue(message);
@@ -166,7 +166,7 @@ impl AgentTask {
         }
     }
 
-    pub(super) fn on_command(&self, running: &mut Running, command: AgentCommand) -> Option<ProcessEnd> {
+    pub(super) fn on_command(&self, running: &mut Run, command: AgentCommand) -> Option<ProcessEnd> {
         // A caller that has given up does not read its answer.
         match command {
             AgentCommand::Release { reason, reply } => {
@@ -175,7 +175,7 @@ impl AgentTask {
             AgentCommand::SetMode { mode, reply } => {
                 let (before, count) = running.pipeline.set_mode(mode);
                 self.publish_mode(before, mode, count);
-                let _ = reply.send(Drained { mode, count });
+                let _ = reply.send(ModeChange { mode, count });
             }
             AgentCommand::Flush { reply } => {
                 let count = running.pipeline.flush();
@@ -185,7 +185,7 @@ impl AgentTask {
                 let _ = reply.send(count);
             }
             AgentCommand::Pending { reply } => {
-                let _ = reply.send(running.pipeline.pending().map(|message| self.shown(message)).collect());
+                let _ = reply.send(running.pipeline.pending().map(|message| self.to_pending(message)).collect());
             }
             AgentCommand::Undelivered { reply } => {
                 let waiting = running.pipeline.pending().map(|message| (message, 0));
@@ -215,7 +215,7 @@ impl AgentTask {
         None
     }
 
-    pub(super) fn on_done(&self, running: &mut Running, done: Done) {
+    pub(super) fn on_done(&self, running: &mut Run, done: Done) {
         match done {
             Done::Written { request, result: Ok(receipt) } => {
                 self.expect_effect_of_enter(running);
@@ -261,7 +261,7 @@ impl AgentTask {
         }
     }
 
-    fn perform(&self, running: &mut Running, effects: Vec<Effect>) {
+    fn perform(&self, running: &mut Run, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::Type(request) => self.type_text(running, request),
@@ -303,7 +303,7 @@ impl AgentTask {
         });
     }
 
-    fn type_text(&self, running: &mut Running, request: TypeRequest) {
+    fn type_text(&self, running: &mut Run, request: TypeRequest) {
         let harness = self.launch.harness.as_ref();
         let mut injection = Injection { continuation: CONTINUATION, ..Injection::new(request.text.clone()) };
         injection.lead = match request.lead {
@@ -333,7 +333,7 @@ impl AgentTask {
         }
     }
 
-    fn judge_readiness(&self, running: &mut Running, now: Timestamp) {
+    fn judge_readiness(&self, running: &mut Run, now: Timestamp) {
         if running.readiness.is_none() {
             return;
         }
@@ -353,7 +353,7 @@ impl AgentTask {
         self.publish_ready(running);
     }
 
-    fn look(&self, running: &mut Running, now: Timestamp) -> ScreenFacts {
+    fn look(&self, running: &mut Run, now: Timestamp) -> ScreenFacts {
         let terminal = running.process.terminal.clone();
         let modes = terminal.input_modes();
         let bracketed_paste = modes.is_ok_and(|modes| modes.bracketed_paste);
@@ -381,7 +381,7 @@ impl AgentTask {
         }
     }
 
-    fn look_for_ack_files(&self, running: &mut Running, now: Timestamp) {
+    fn look_for_ack_files(&self, running: &mut Run, now: Timestamp) {
         let Some(folder) = &self.launch.ack_folder else { return };
         if now >= running.ack_sweep_due {
             running.ack_sweep_due = now + ACK_SWEEP_EVERY;
@@ -417,13 +417,13 @@ impl AgentTask {
         }
     }
 
-    fn idle_at(&self, running: &Running) -> Option<Timestamp> {
+    fn idle_at(&self, running: &Run) -> Option<Timestamp> {
         let threshold = self.launch.handle.spec.idle_threshold_secs;
         let is_busy = running.pipeline.unsettled_count() > 0 || running.readiness.is_some();
         (threshold > 0 && !is_busy).then(|| running.last_output_at + Duration::from_secs(threshold))
     }
 
-    fn judge_idleness(&self, running: &mut Running, now: Timestamp) {
+    fn judge_idleness(&self, running: &mut Run, now: Timestamp) {
         if running.is_idle_reported || self.idle_at(running).is_none_or(|idle_at| now < idle_at) {
             return;
         }
@@ -435,7 +435,7 @@ impl AgentTask {
         self.publish(&Event::AgentIdle { idle_secs: silence.as_secs(), since });
     }
 
-    pub(super) fn shown(&self, message: &Message) -> PendingMessage {
+    pub(super) fn to_pending(&self, message: &Message) -> PendingMessage {
         let identity = &self.launch.services.identity;
         PendingMessage {
             from: message.author.name.clone(),
@@ -454,7 +454,7 @@ impl AgentTask {
 }
 
 /// Takes an injection back, unless it has begun.
-fn recall(running: &mut Running, key: u64) {
+fn recall(running: &mut Run, key: u64) {
     let queued = running.keys.iter().find(|(_, candidate)| **candidate == key);
     if let Some(id) = queued.map(|(id, _)| *id)
         && running.process.terminal.withdraw(id)

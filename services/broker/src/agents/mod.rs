@@ -29,13 +29,15 @@ mod task;
 pub(crate) use ack_watch::AckWatch;
 pub(crate) use activity::{AgentInfo, AgentState};
 pub(crate) use agent_error::AgentError;
-pub(crate) use command::{AgentCommand, AgentHandle, Drained, PendingMessage, wait_written, write_error};
+pub(crate) use command::{AgentCommand, AgentHandle, ModeChange, PendingMessage, wait_written, write_error};
 pub(crate) use continuity::ContinuityFolder;
 pub(crate) use environment::{MARKER, withheld_variables};
 pub(crate) use headless::{AppServerConfig, Headless};
 pub(crate) use members::Members;
 pub(crate) use registry::Agents;
 pub(crate) use result_schema::ResultSchema;
-pub(crate) use services::{AgentSettings, Receipt, ReceiptPolicy, Report, Services, Shared, run_receipts, run_reports};
+pub(crate) use services::{
+    AgentSettings, Receipt, ReceiptPolicy, Report, Services, SharedServices, run_receipts, run_reports,
+};
 pub(crate) use spawner::{Spawner, join_or_create};
 pub(crate) use spec::{AgentSpec, RestartCount, RestartPolicy, SessionSource, SpawnSource, VerificationOverride};

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     clock,
     engine::{Engine, Request},
-    events::{Event, Proven},
+    events::{DeliveryProof, Event},
     injection::{Failure, Settlement},
     insight::{DeadLetter, Outcome},
     mailbox::{Message, Origin},
@@ -134,7 +134,7 @@ impl AgentTask {
         self.publish(&Event::DeliveryFailed {
             delivery: reference(message),
             reason,
-            proven: Proven::injected(failure.attempts),
+            proven: DeliveryProof::injected(failure.attempts),
         });
         self.publish(&Event::MessageDeliveryFailed {
             delivery: reference(message),

@@ -10,7 +10,7 @@ use super::{
     context_budget::ContextBudget,
     continuity::{ContinuityRequest, Notes},
     session_status::Activity,
-    task::{AgentTask, Done, Running},
+    task::{AgentTask, Done, Run},
 };
 use crate::{
     clock,
@@ -82,7 +82,7 @@ impl AgentTask {
     }
 
     /// Takes visible output.
-    pub(super) fn on_visible_text(&self, running: &mut Running, at: Timestamp, text: &str) {
+    pub(super) fn on_visible_text(&self, running: &mut Run, at: Timestamp, text: &str) {
         running.status.set(Activity::Thinking, "output");
         if let Some(percent) = running.context.on_text(text) {
             self.info.send_modify(|info| info.context_left_percent = Some(percent));
@@ -96,7 +96,7 @@ impl AgentTask {
     }
 
     /// Does what silence decides.
-    pub(super) fn judge_rest(&self, running: &mut Running, now: Timestamp) {
+    pub(super) fn judge_rest(&self, running: &mut Run, now: Timestamp) {
         if now >= running.last_output_at + BLOCK_PAUSE {
             self.end_continuity(running);
         }
@@ -114,7 +114,7 @@ impl AgentTask {
         }
     }
 
-    fn judge_blocked(&self, running: &mut Running, now: Timestamp) {
+    fn judge_blocked(&self, running: &mut Run, now: Timestamp) {
         let Some(since) = running.pipeline.typing_since() else {
             running.is_blocked_reported = false;
             return;
@@ -132,7 +132,7 @@ impl AgentTask {
     }
 
     /// Instant at which [`Self::judge_rest`] has work again.
-    pub(super) fn next_rest_deadline(&self, running: &Running) -> Option<Timestamp> {
+    pub(super) fn next_rest_deadline(&self, running: &Run) -> Option<Timestamp> {
         let block = running.continuity.is_open().then(|| running.last_output_at + BLOCK_PAUSE);
         let is_judged = running.rest_judged_for == Some(running.last_output_at);
         let rest = (!is_judged && self.launch.harness.is_some()).then(|| running.last_output_at + REST);
@@ -142,7 +142,7 @@ impl AgentTask {
     }
 
     /// Ends a block of notes behind which nothing comes.
-    pub(super) fn end_continuity(&self, running: &mut Running) {
+    pub(super) fn end_continuity(&self, running: &mut Run) {
         if running.continuity.is_open()
             && let Some(request) = running.continuity.finish()
         {
@@ -150,7 +150,7 @@ impl AgentTask {
         }
     }
 
-    fn on_continuity(&self, running: &mut Running, request: ContinuityRequest) {
+    fn on_continuity(&self, running: &mut Run, request: ContinuityRequest) {
         // Notes that wait to be typed are those that another load would bring.
         let is_repeated = request == ContinuityRequest::Load && running.pipeline.has_waiting_notes();
         let turn = if is_repeated { Err(request) } else { running.continuity_turns.add(request) };
@@ -162,7 +162,7 @@ impl AgentTask {
     }
 
     /// The work on a request has ended, with notes to be typed back if it was a load.
-    pub(super) fn on_continuity_done(&self, running: &mut Running, notes: Option<Box<Notes>>) {
+    pub(super) fn on_continuity_done(&self, running: &mut Run, notes: Option<Box<Notes>>) {
         if let Some(notes) = notes {
             self.on_notes(running, &notes);
         }
@@ -171,7 +171,7 @@ impl AgentTask {
         }
     }
 
-    fn begin_continuity(&self, running: &mut Running, request: ContinuityRequest) {
+    fn begin_continuity(&self, running: &mut Run, request: ContinuityRequest) {
         let (folder, agent) = (self.launch.services.settings.continuity.clone(), self.name().to_owned());
         let task = self.launch.handle.spec.task.clone();
         let last_messages = running.notes.last_messages.clone();
@@ -204,7 +204,7 @@ impl AgentTask {
     }
 
     /// Types notes back to the agent.
-    fn on_notes(&self, running: &mut Running, notes: &Notes) {
+    fn on_notes(&self, running: &mut Run, notes: &Notes) {
         let id = format!("cont_load_{}", uuid::Uuid::new_v4().simple());
         let message = Message {
             delivery_id: id.clone(),

@@ -35,7 +35,7 @@ const MOST_REPORTED: usize = 4096;
 /// What the agents of one workspace share. Cheap to share.
 #[derive(Clone)]
 pub(crate) struct Services {
-    pub(crate) shared: Shared,
+    pub(crate) shared: SharedServices,
     pub(crate) link: EngineLink,
     pub(crate) identity: Arc<Identity>,
 }
@@ -50,16 +50,16 @@ impl Services {
 }
 
 impl Deref for Services {
-    type Target = Shared;
+    type Target = SharedServices;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &SharedServices {
         &self.shared
     }
 }
 
 /// Handles and settings of the broker, the same for all workspaces. Cheap to share.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct SharedServices {
     pub(crate) host: PtyHost,
     pub(crate) engine: Engine,
     pub(crate) hub: Arc<Hub>,

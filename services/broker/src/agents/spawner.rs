@@ -41,7 +41,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An agent that was started.
 #[derive(Debug)]
-pub(crate) struct Spawned {
+pub(crate) struct SpawnedAgent {
     /// None without a terminal.
     pub(crate) pid: Option<i32>,
     pub(crate) pre_registered: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Spawned {
 }
 
 /// An agent whose task does not run yet.
-struct Started {
+struct StartedAgent {
     handle: AgentHandle,
     /// None without a terminal.
     pid: Option<i32>,
@@ -78,7 +78,7 @@ impl Spawner {
         mut spec: AgentSpec,
         source: SpawnSource,
         had: Vec<String>,
-    ) -> Result<Spawned, AgentError> {
+    ) -> Result<SpawnedAgent, AgentError> {
         let services = &self.services;
         spec.workspace = Some(services.identity.workspace_id.clone());
         self.introduce(&mut spec).await?;
@@ -91,7 +91,7 @@ impl Spawner {
             true => Err(AgentError::Disappeared),
             false => self.start(&spec, &hosted, source).await,
         };
-        let Started { handle, pid, life } = started.inspect_err(|_| self.undo(&spec.name, &hosted.agent_id))?;
+        let StartedAgent { handle, pid, life } = started.inspect_err(|_| self.undo(&spec.name, &hosted.agent_id))?;
         let facts = process_facts(&spec, pid);
         services.counters.spawned.fetch_add(1, Ordering::Relaxed);
         metrics::counter!(metric_names::SPAWNS).increment(1);
@@ -107,7 +107,7 @@ impl Spawner {
         // Last: the program may end at once, and its end frees the name.
         services.tasks.spawn(life);
         services.link.announce();
-        Ok(Spawned { pid, pre_registered, warning })
+        Ok(SpawnedAgent { pid, pre_registered, warning })
     }
 
     /// Makes the agent known to the engine as one of this node. Returns whether it existed before.
@@ -211,7 +211,12 @@ impl Spawner {
     }
 
     /// Starts the agent's program, if it has a terminal, and makes the task that serves it.
-    async fn start(&self, spec: &AgentSpec, hosted: &HostedAgent, source: SpawnSource) -> Result<Started, AgentError> {
+    async fn start(
+        &self,
+        spec: &AgentSpec,
+        hosted: &HostedAgent,
+        source: SpawnSource,
+    ) -> Result<StartedAgent, AgentError> {
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let (info, info_receiver) = watch::channel(AgentInfo::starting(clock::unix_ms()));
         let (launch, profile) = self.prepare(spec, hosted, info_receiver, commands).await?;
@@ -222,13 +227,13 @@ impl Spawner {
             launch.write_down(marker.clone(), ProcessIdentity::NONE).await?;
             let base = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
             let task = HeadlessTask::new(base, headless, marker)?;
-            return Ok(Started { handle, pid: None, life: Box::pin(task.run()) });
+            return Ok(StartedAgent { handle, pid: None, life: Box::pin(task.run()) });
         }
         let process = StartedProcess::start(&launch, source == SpawnSource::Restart).await?;
         let pid = process.terminal.identity().pid;
         info.send_modify(|info| info.terminal = Some(process.terminal.clone()));
         let task = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
-        Ok(Started { handle, pid: Some(pid), life: Box::pin(task.run(process)) })
+        Ok(StartedAgent { handle, pid: Some(pid), life: Box::pin(task.run(process)) })
     }
 
     /// Collects what a start needs: folder for acks, version of the program, MCP servers.

@@ -95,8 +95,8 @@ pub(super) struct AgentTask {
     restarts: RestartCount,
 }
 
-/// State of the task while one program runs.
-pub(super) struct Running {
+/// One run of the program: its process, its pipeline, and what the task knows of it.
+pub(super) struct Run {
     pub(super) process: StartedProcess,
     pub(super) pipeline: Pipeline,
     pub(super) readiness: Option<Readiness>,
@@ -157,11 +157,9 @@ impl AgentTask {
             let life = running.process.started_at.elapsed();
             self.note_cancelled(&running);
             let unfinished = running.pipeline.end();
-            unfinished
-                .typed
-                .iter()
-                .filter(|typed| typed.is_in_mailbox())
-                .for_each(|typed| self.mailbox.on_requeued(typed));
+            for typed in unfinished.typed.iter().filter(|typed| typed.is_in_mailbox()) {
+                self.mailbox.on_requeued(typed);
+            }
             left = unfinished.typed.into_iter().chain(unfinished.waiting).collect();
             (learned, mode) = (unfinished.learned, unfinished.mode);
             self.info.send_modify(|info| info.terminal = None);
@@ -180,7 +178,7 @@ impl AgentTask {
         if launch.harness.is_some() { launch.services.verification.learned(&launch.program) } else { Learned::new() }
     }
 
-    fn begin(&self, process: StartedProcess, left: VecDeque<Message>, learned: Learned, mode: DeliveryMode) -> Running {
+    fn begin(&self, process: StartedProcess, left: VecDeque<Message>, learned: Learned, mode: DeliveryMode) -> Run {
         let mut pipeline = Pipeline::new(self.profile.clone(), learned);
         pipeline.set_mode(mode);
         left.into_iter().for_each(|message| pipeline.enqueue(message));
@@ -188,7 +186,7 @@ impl AgentTask {
         let payload = json!({ "pid": process.terminal.identity().pid, "restarts": self.restarts.restarts });
         self.report("session.starting", payload, None);
         let rule = self.launch.harness.as_ref().and_then(|harness| harness.ready.clone());
-        Running {
+        Run {
             process,
             pipeline,
             readiness: Some(Readiness::new(now, rule)),
@@ -216,7 +214,7 @@ impl AgentTask {
     }
 
     /// Serves the program until its end.
-    async fn drive(&mut self, running: &mut Running) -> ProcessEnd {
+    async fn drive(&mut self, running: &mut Run) -> ProcessEnd {
         loop {
             let now = running.tick();
             self.advance(running, now);
@@ -262,7 +260,7 @@ impl AgentTask {
     }
 
     /// Waits for work that was begun, and for outcomes that are being written down.
-    async fn finish_works(&mut self, running: &mut Running) {
+    async fn finish_works(&mut self, running: &mut Run) {
         let finish = async {
             loop {
                 let done = tokio::select! {
@@ -438,7 +436,7 @@ impl AgentTask {
         })
     }
 
-    fn show(&self, running: &Running) {
+    fn show(&self, running: &Run) {
         self.show_counts(running.pipeline.mode(), running.pipeline.pending().len(), running.pipeline.unsettled_count());
     }
 
@@ -455,7 +453,7 @@ impl AgentTask {
     }
 
     /// Messages that were typed into a program that has ended: the next one gets them.
-    fn note_cancelled(&self, running: &Running) {
+    fn note_cancelled(&self, running: &Run) {
         let labels = [("harness", self.launch.handle.harness.clone()), ("outcome", "cancelled".to_owned())];
         let count = running.pipeline.unsettled_count() as u64;
         metrics::counter!(metric_names::DELIVERIES, &labels).increment(count);
@@ -469,7 +467,7 @@ impl AgentTask {
         });
     }
 
-    pub(super) fn publish_ready(&self, running: &Running) {
+    pub(super) fn publish_ready(&self, running: &Run) {
         let process = process_facts(&self.launch.handle.spec, Some(running.process.terminal.identity().pid));
         self.publish(&Event::WorkerReady { process });
     }
@@ -483,7 +481,7 @@ impl AgentTask {
     }
 }
 
-impl Running {
+impl Run {
     /// This moment, never before an earlier one.
     pub(super) fn tick(&mut self) -> Timestamp {
         self.latest = clock::now().max(self.latest);

@@ -30,7 +30,7 @@ use crate::clock;
 #[serde(tag = "op", rename_all = "snake_case")]
 enum Request {
     Echo {
-        injected: Injected,
+        injected: InjectedMessage,
         output: Vec<Chunk>,
         window_ms: Option<u64>,
     },
@@ -61,7 +61,7 @@ enum Request {
 }
 
 #[derive(Debug, Deserialize)]
-struct Injected {
+struct InjectedMessage {
     sender: String,
     event_id: String,
     body: String,
@@ -142,7 +142,7 @@ fn answer(request: Request) -> Result<Value, String> {
     }
 }
 
-fn echo(injected: &Injected, output: &[Chunk], window_ms: Option<u64>) -> Result<Value, String> {
+fn echo(injected: &InjectedMessage, output: &[Chunk], window_ms: Option<u64>) -> Result<Value, String> {
     let window = window_ms.map_or(SIGNAL_WINDOW, Duration::from_millis);
     let began = Timestamp::from_millis(0);
     let expected = ExpectedEcho::new(&injected.sender, &injected.event_id, &injected.body, &injected.line);

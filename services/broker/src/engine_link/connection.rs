@@ -23,7 +23,7 @@ use super::{
     dial::Socket,
     link::{HostRequest, LinkRequest, LinkShared, LinkState},
     manifest::Manifest,
-    pending::{Pending, Waiting},
+    pending::{PendingRequests, WaitingRequest},
     repeats::Repeats,
     task::LinkSettings,
 };
@@ -67,7 +67,7 @@ pub(super) struct Connection<'a> {
     stream: SplitStream<Socket>,
     outbox: mpsc::Sender<Message>,
     writer: JoinSet<()>,
-    pending: Pending,
+    pending: PendingRequests,
     last_inbound: Instant,
     last_heartbeat: Instant,
     last_inventory: Instant,
@@ -106,7 +106,7 @@ impl<'a> Connection<'a> {
             stream,
             outbox,
             writer,
-            pending: Pending::default(),
+            pending: PendingRequests::default(),
             last_inbound: now,
             last_heartbeat: now,
             last_inventory: now,
@@ -151,7 +151,7 @@ impl<'a> Connection<'a> {
     async fn register_manifest(&mut self, manifest: &Manifest) -> Result<Result<(), ErrorReply>, String> {
         let (reply, mut answer) = oneshot::channel();
         let frame = InboundFrame::Register(Box::new(manifest.register()));
-        self.request(Waiting::Register(reply), &frame)?;
+        self.request(WaitingRequest::Register(reply), &frame)?;
         let deadline = Instant::now() + REGISTER_TIMEOUT;
         loop {
             tokio::select! {
@@ -247,32 +247,32 @@ impl<'a> Connection<'a> {
                 Ok(())
             }
             Ok(EngineFrame::Reply(reply)) => match self.pending.take_for(&reply) {
-                Some(Waiting::Register(waiting)) => {
+                Some(WaitingRequest::Register(waiting)) => {
                     // The registration may have been given up.
                     let _ = waiting.send(Ok(reply.data));
                     Ok(())
                 }
-                Some(Waiting::Host(request)) => self.on_hosted(*request, reply.data),
-                Some(Waiting::Manifest(manifest, waiting)) => {
+                Some(WaitingRequest::Host(request)) => self.on_hosted(*request, reply.data),
+                Some(WaitingRequest::Manifest(manifest, waiting)) => {
                     self.renewed_at = None;
                     self.shared.manifest.send_replace(*manifest);
                     let _ = waiting.send(Ok(()));
                     self.announce()
                 }
-                Some(Waiting::Logged(_)) | None => Ok(()),
+                Some(WaitingRequest::Logged(_)) | None => Ok(()),
             },
             Ok(EngineFrame::Error(error)) => {
                 match self.pending.take(&error.id) {
-                    Some(Waiting::Register(waiting)) => {
+                    Some(WaitingRequest::Register(waiting)) => {
                         let _ = waiting.send(Err(error));
                     }
-                    Some(Waiting::Host(request)) => {
+                    Some(WaitingRequest::Host(request)) => {
                         let _ = request.reply.send(Err(error));
                     }
-                    Some(Waiting::Manifest(_, waiting)) => {
+                    Some(WaitingRequest::Manifest(_, waiting)) => {
                         let _ = waiting.send(Err(error));
                     }
-                    Some(Waiting::Logged(kind)) => {
+                    Some(WaitingRequest::Logged(kind)) => {
                         tracing::warn!(kind, code = error.code, message = error.message, "the engine refused a frame");
                     }
                     None => tracing::warn!(code = error.code, message = error.message, "the engine reports an error"),
@@ -339,18 +339,21 @@ impl<'a> Connection<'a> {
 
     /// The caller has given the registration up.
     fn undo_registration(&mut self, agent_id: String) -> Result<(), String> {
-        self.request(Waiting::Logged("agent.deregister"), &InboundFrame::AgentDeregister(AgentDeregister { agent_id }))
+        self.request(
+            WaitingRequest::Logged("agent.deregister"),
+            &InboundFrame::AgentDeregister(AgentDeregister { agent_id }),
+        )
     }
 
     fn on_request(&mut self, request: LinkRequest) -> Result<(), String> {
         match request {
             LinkRequest::Host(request) => {
                 let frame = InboundFrame::AgentRegister(request.frame.clone());
-                self.request(Waiting::Host(request), &frame)
+                self.request(WaitingRequest::Host(request), &frame)
             }
             LinkRequest::Register(manifest, reply) => {
                 let frame = InboundFrame::Register(Box::new(manifest.register()));
-                self.request(Waiting::Manifest(manifest, reply), &frame)
+                self.request(WaitingRequest::Manifest(manifest, reply), &frame)
             }
             LinkRequest::Renew => {
                 self.flush_acks()?;
@@ -359,13 +362,13 @@ impl<'a> Connection<'a> {
                 // An engine that keeps the socket open has the node again at once. Nobody waits for the answer.
                 let manifest = self.shared.manifest.borrow().clone();
                 let frame = InboundFrame::Register(Box::new(manifest.register()));
-                self.request(Waiting::Manifest(Box::new(manifest), oneshot::channel().0), &frame)
+                self.request(WaitingRequest::Manifest(Box::new(manifest), oneshot::channel().0), &frame)
             }
             LinkRequest::Send(frame) if matches!(*frame, InboundFrame::ActionResult(_)) => self.send(None, &frame),
             LinkRequest::Send(frame) => {
                 // Acks count only while the agent is served here.
                 self.flush_acks()?;
-                self.request(Waiting::Logged("agent.deregister or action.accept"), &frame)
+                self.request(WaitingRequest::Logged("agent.deregister or action.accept"), &frame)
             }
         }
     }
@@ -396,7 +399,7 @@ impl<'a> Connection<'a> {
 
     fn announce(&mut self) -> Result<(), String> {
         let inventory = InboundFrame::Inventory(Inventory { agents: self.shared.hosted.inventory() });
-        self.request(Waiting::Logged("inventory.sync"), &inventory)?;
+        self.request(WaitingRequest::Logged("inventory.sync"), &inventory)?;
         self.last_inventory = Instant::now();
         self.send_heartbeat()
     }
@@ -416,7 +419,7 @@ impl<'a> Connection<'a> {
         self.send(None, &InboundFrame::Ack(Ack { agent: agent.to_owned(), up_to_seq }))
     }
 
-    fn request(&mut self, waiting: Waiting, frame: &InboundFrame) -> Result<(), String> {
+    fn request(&mut self, waiting: WaitingRequest, frame: &InboundFrame) -> Result<(), String> {
         let id = self.pending.add(waiting);
         self.send(Some(&id), frame)
     }

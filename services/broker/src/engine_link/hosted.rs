@@ -22,13 +22,13 @@ pub(crate) struct HostedAgent {
 
 /// Hosted agents by name.
 #[derive(Debug, Default)]
-pub(super) struct Hosted {
+pub(super) struct HostedAgents {
     agents: RwLock<BTreeMap<String, HostedAgent>>,
     /// Notified when the engine has to hear of a change.
     pub(super) changed: Notify,
 }
 
-impl Hosted {
+impl HostedAgents {
     pub(super) fn insert(&self, name: &str, agent: HostedAgent) {
         self.agents.write().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), agent);
     }

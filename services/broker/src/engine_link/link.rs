@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     acks::Acks,
-    hosted::{Hosted, HostedAgent},
+    hosted::{HostedAgent, HostedAgents},
     manifest::{Manifest, RunnerManifest},
 };
 
@@ -85,7 +85,7 @@ pub(super) enum LinkRequest {
 /// State that handle and connection share.
 #[derive(Debug)]
 pub(super) struct LinkShared {
-    pub(super) hosted: Hosted,
+    pub(super) hosted: HostedAgents,
     pub(super) acks: Acks,
     pub(super) state: watch::Sender<LinkState>,
     /// What is registered with the next connection.

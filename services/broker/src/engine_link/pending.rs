@@ -10,7 +10,7 @@ use super::{link::HostRequest, manifest::Manifest};
 
 /// Request that waits.
 #[derive(Debug)]
-pub(super) enum Waiting {
+pub(super) enum WaitingRequest {
     /// Registration of the node.
     Register(oneshot::Sender<Result<Value, ErrorReply>>),
     /// Registration of an agent.
@@ -23,14 +23,14 @@ pub(super) enum Waiting {
 
 /// Waiting requests by id.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
-    waiting: HashMap<String, Waiting>,
+pub(super) struct PendingRequests {
+    waiting: HashMap<String, WaitingRequest>,
     next_id: u64,
 }
 
-impl Pending {
+impl PendingRequests {
     /// Adds a request and returns its id.
-    pub(super) fn add(&mut self, waiting: Waiting) -> String {
+    pub(super) fn add(&mut self, waiting: WaitingRequest) -> String {
         self.next_id += 1;
         let id = format!("b{}", self.next_id);
         self.waiting.insert(id.clone(), waiting);
@@ -38,18 +38,19 @@ impl Pending {
     }
 
     /// Takes the request that a reply is for. Some engines leave the id out of a registration's reply.
-    pub(super) fn take_for(&mut self, reply: &Reply) -> Option<Waiting> {
+    pub(super) fn take_for(&mut self, reply: &Reply) -> Option<WaitingRequest> {
         if let Some(found) = self.waiting.remove(&reply.id) {
             return Some(found);
         }
         let name = reply.data["name"].as_str()?;
-        let is_for = |waiting: &Waiting| matches!(waiting, Waiting::Host(request) if request.frame.name == name);
+        let is_for =
+            |waiting: &WaitingRequest| matches!(waiting, WaitingRequest::Host(request) if request.frame.name == name);
         let id = self.waiting.iter().find(|(_, waiting)| is_for(waiting)).map(|(id, _)| id.clone())?;
         self.waiting.remove(&id)
     }
 
     /// Takes the request of an id.
-    pub(super) fn take(&mut self, id: &str) -> Option<Waiting> {
+    pub(super) fn take(&mut self, id: &str) -> Option<WaitingRequest> {
         self.waiting.remove(id)
     }
 }

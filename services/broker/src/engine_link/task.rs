@@ -21,7 +21,7 @@ use super::{
     backoff::Backoff,
     connection::{Connection, End},
     dial::{Socket, dial},
-    hosted::Hosted,
+    hosted::HostedAgents,
     link::{EngineLink, LinkRequest, LinkShared, LinkState},
     manifest::Manifest,
     repeats::Repeats,
@@ -67,7 +67,7 @@ impl LinkTask {
     pub(crate) fn new(settings: LinkSettings) -> (EngineLink, Self) {
         let (sender, requests) = mpsc::channel(REQUESTS);
         let shared = Arc::new(LinkShared {
-            hosted: Hosted::default(),
+            hosted: HostedAgents::default(),
             acks: Acks::default(),
             state: watch::Sender::new(LinkState::Down { reason: None }),
             manifest: watch::Sender::new(settings.manifest.clone()),

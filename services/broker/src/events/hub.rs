@@ -67,7 +67,7 @@ impl Hub {
     /// All kept durable events behind `seq`.
     pub(crate) fn replay(&self, seq: u64) -> Replay {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        Replay { events: ring.after(seq, usize::MAX), gap: ring.has_gap(seq), oldest_available: ring.oldest() }
+        Replay { events: ring.events_after(seq, usize::MAX), gap: ring.has_gap(seq), oldest_available: ring.oldest() }
     }
 
     /// Subscribes to the durable events behind `seq` and to ephemeral ones from now on. `None` if there are too many
@@ -141,10 +141,9 @@ impl Subscription {
                 // Output goes out between the durable events that it was published between.
                 match self.lane.next_after() {
                     Some(after) if after <= self.position => Vec::new(),
-                    Some(after) => {
-                        ring.after(self.position, usize::try_from(after - self.position).unwrap_or(PAGE).min(PAGE))
-                    }
-                    None => ring.after(self.position, PAGE),
+                    Some(after) => ring
+                        .events_after(self.position, usize::try_from(after - self.position).unwrap_or(PAGE).min(PAGE)),
+                    None => ring.events_after(self.position, PAGE),
                 }
             };
             if !page.is_empty() {

@@ -95,14 +95,14 @@ pub(crate) enum Event {
         #[serde(flatten)]
         delivery: DeliveryRef,
         #[serde(flatten)]
-        proven: Proven,
+        proven: DeliveryProof,
     },
     DeliveryAck {
         #[serde(flatten)]
         delivery: DeliveryRef,
         verified: bool,
         #[serde(flatten)]
-        proven: Proven,
+        proven: DeliveryProof,
     },
     DeliveryVerified {
         #[serde(flatten)]
@@ -115,35 +115,35 @@ pub(crate) enum Event {
         reason: Option<&'static str>,
         latency_ms: u64,
         #[serde(flatten)]
-        proven: Proven,
+        proven: DeliveryProof,
     },
     DeliveryUpgraded {
         #[serde(flatten)]
         delivery: DeliveryRef,
         latency_ms: u64,
         #[serde(flatten)]
-        proven: Proven,
+        proven: DeliveryProof,
     },
     DeliveryActive {
         #[serde(flatten)]
         delivery: DeliveryRef,
         pattern: String,
         #[serde(flatten)]
-        proven: Proven,
+        proven: DeliveryProof,
     },
     DeliveryRetry {
         #[serde(flatten)]
         delivery: DeliveryRef,
         attempts: u32,
         #[serde(flatten)]
-        proven: Proven,
+        proven: DeliveryProof,
     },
     DeliveryFailed {
         #[serde(flatten)]
         delivery: DeliveryRef,
         reason: &'static str,
         #[serde(flatten)]
-        proven: Proven,
+        proven: DeliveryProof,
     },
     DeliveryDropped {
         count: usize,
@@ -216,14 +216,14 @@ pub(crate) struct DeliveryRef {
 
 /// What is known about a delivery.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Proven {
+pub(crate) struct DeliveryProof {
     pub(crate) attempt: u32,
     pub(crate) level: Level,
     pub(crate) confidence: &'static str,
     pub(crate) method: &'static str,
 }
 
-impl Proven {
+impl DeliveryProof {
     /// For a message of which nothing is known but that it was handed over, in this attempt.
     pub(crate) fn injected(attempt: u32) -> Self {
         Self { attempt, level: Level::Injected, confidence: INJECTED_METHOD, method: INJECTED_METHOD }

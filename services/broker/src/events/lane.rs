@@ -21,14 +21,14 @@ pub(super) struct Lane {
 
 #[derive(Debug, Default)]
 struct Content {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingEvent>,
     bytes: usize,
     /// Bytes of output that were dropped, by agent, and not reported yet.
     dropped: BTreeMap<String, usize>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingEvent {
     /// `seq` of the durable event before it.
     after: u64,
     agent: Arc<str>,
@@ -41,7 +41,7 @@ impl Lane {
     pub(super) fn push(&self, after: u64, agent: &Arc<str>, text: &Arc<str>, output_bytes: usize) {
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
         content.bytes += text.len();
-        content.waiting.push_back(Waiting { after, agent: agent.clone(), text: text.clone(), output_bytes });
+        content.waiting.push_back(WaitingEvent { after, agent: agent.clone(), text: text.clone(), output_bytes });
         while content.bytes > MOST_BYTES {
             let Some(oldest) = content.waiting.pop_front() else { break };
             content.bytes -= oldest.text.len();

@@ -9,4 +9,4 @@ mod lane;
 mod ring;
 
 pub(crate) use hub::{Hub, Next, Subscription};
-pub(crate) use kind::{DeliveryRef, Event, ProcessFacts, Proven};
+pub(crate) use kind::{DeliveryProof, DeliveryRef, Event, ProcessFacts};

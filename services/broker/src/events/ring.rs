@@ -43,7 +43,7 @@ impl Ring {
     }
 
     /// The events behind `seq`, oldest first, at most `limit`.
-    pub(super) fn after(&self, seq: u64, limit: usize) -> Vec<Arc<str>> {
+    pub(super) fn events_after(&self, seq: u64, limit: usize) -> Vec<Arc<str>> {
         let skipped = seq.saturating_add(1).saturating_sub(self.oldest().max(1));
         self.events.iter().skip(usize::try_from(skipped).unwrap_or(usize::MAX)).take(limit).cloned().collect()
     }
@@ -56,14 +56,14 @@ mod tests {
     #[test]
     fn the_newest_events_are_kept_and_a_gap_is_known() {
         let mut ring = Ring::default();
-        assert_eq!((ring.oldest(), ring.has_gap(0), ring.after(0, 10).len()), (0, false, 0));
+        assert_eq!((ring.oldest(), ring.has_gap(0), ring.events_after(0, 10).len()), (0, false, 0));
         for _ in 0..1001 {
             ring.push(|seq| seq.to_string());
         }
         assert_eq!((ring.oldest(), ring.newest()), (2, 1001));
         assert!(ring.has_gap(0) && !ring.has_gap(1) && !ring.has_gap(5000) && !ring.has_gap(u64::MAX));
-        assert!(ring.after(u64::MAX, 10).is_empty());
-        let texts = |seq, limit| ring.after(seq, limit).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(ring.events_after(u64::MAX, 10).is_empty());
+        let texts = |seq, limit| ring.events_after(seq, limit).iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(texts(999, 10), ["1000", "1001"]);
         assert_eq!(texts(0, 2), ["2", "3"]);
         assert!(texts(1001, 10).is_empty() && texts(2000, 10).is_empty());

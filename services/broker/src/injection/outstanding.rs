@@ -1,4 +1,4 @@
-//! [`Outstanding`]: one message that was handed to the terminal, until no signal can count any more.
+//! [`OutstandingMessage`]: one message that was handed to the terminal, until no signal can count any more.
 
 use relay_verification::{
     Channel, Timestamp,
@@ -11,13 +11,13 @@ use relay_verification::{
 
 use super::{effect::Effect, line::TypedLine};
 use crate::{
-    events::{DeliveryRef, Proven},
+    events::{DeliveryProof, DeliveryRef},
     mailbox::Message,
 };
 
 /// A message on its way through the terminal.
 #[derive(Debug)]
-pub(super) struct Outstanding {
+pub(super) struct OutstandingMessage {
     pub(super) key: u64,
     pub(super) message: Message,
     pub(super) delivery: Delivery,
@@ -34,16 +34,16 @@ pub(super) struct Outstanding {
     pub(super) held_back: Vec<Effect>,
 }
 
-impl Outstanding {
+impl OutstandingMessage {
     /// Names the delivery in events.
     pub(super) fn reference(&self) -> DeliveryRef {
         DeliveryRef { delivery_id: self.message.delivery_id.clone(), event_id: self.message.event_id.clone() }
     }
 
     /// What is known now.
-    pub(super) fn proven(&self) -> Proven {
+    pub(super) fn proven(&self) -> DeliveryProof {
         let strongest = self.delivery.strongest();
-        Proven {
+        DeliveryProof {
             attempt: self.delivery.attempt_count(),
             level: self.delivery.level(),
             confidence: strongest.map_or(INJECTED_METHOD, |proof| proof.channel.confidence()),

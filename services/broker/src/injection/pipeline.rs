@@ -18,9 +18,9 @@ use super::{
     effect::{Effect, Lead, TypeRequest},
     keyboard::Keyboard,
     line::TypedLine,
-    outstanding::Outstanding,
+    outstanding::OutstandingMessage,
     reminder::Reminder,
-    verdict::Finished,
+    verdict::FinishedDelivery,
 };
 use crate::mailbox::{Message, Origin, Urgency};
 
@@ -90,7 +90,7 @@ pub(crate) struct ScreenFacts {
 
 /// Messages and settings that a process leaves to the next one.
 #[derive(Debug)]
-pub(crate) struct Unfinished {
+pub(crate) struct UnfinishedMessages {
     /// Messages that were typed, in their order. They come before those that wait.
     pub(crate) typed: Vec<Message>,
     pub(crate) waiting: Vec<Message>,
@@ -100,7 +100,7 @@ pub(crate) struct Unfinished {
 
 /// The injection that was handed to the terminal.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Writing {
+pub(super) struct CurrentInjection {
     pub(super) key: u64,
     pub(super) attempt: u32,
     /// Its beginning was reported.
@@ -110,13 +110,13 @@ pub(super) struct Writing {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingMessage {
     message: Message,
     /// First instant at which it could have been typed but for the agent's output or a person's keys.
     ready_at: Option<Timestamp>,
 }
 
-impl Writing {
+impl CurrentInjection {
     fn new(key: u64, attempt: u32) -> Self {
         Self { key, attempt, has_begun: false, is_recalled: false }
     }
@@ -130,15 +130,15 @@ pub(crate) struct Pipeline {
     mode: DeliveryMode,
     is_ready: bool,
     /// Messages of the broker itself, which wait for readiness only.
-    own: VecDeque<Waiting>,
-    waiting: VecDeque<Waiting>,
+    own: VecDeque<WaitingMessage>,
+    waiting: VecDeque<WaitingMessage>,
     /// So many of `waiting` may be typed in manual mode.
     released: usize,
-    pub(super) outstanding: Vec<Outstanding>,
+    pub(super) outstanding: Vec<OutstandingMessage>,
     /// The last deliveries that are over.
-    pub(super) finished: VecDeque<Finished>,
+    pub(super) finished: VecDeque<FinishedDelivery>,
     /// The injection that is not written yet.
-    pub(super) writing: Option<Writing>,
+    pub(super) writing: Option<CurrentInjection>,
     /// The injection that the terminal had no room for, and the instant at which it is handed over again.
     pub(super) refused: Option<(Timestamp, TypeRequest)>,
     next_key: u64,
@@ -192,7 +192,7 @@ impl Pipeline {
 
     /// Queues a message behind the others of its kind.
     pub(crate) fn enqueue(&mut self, message: Message) {
-        let waiting = Waiting { message, ready_at: None };
+        let waiting = WaitingMessage { message, ready_at: None };
         match waiting.message.origin {
             Origin::Task | Origin::Continuity => self.own.push_back(waiting),
             Origin::Engine | Origin::ActionResult | Origin::Redelivered => self.waiting.push_back(waiting),
@@ -295,8 +295,9 @@ impl Pipeline {
     /// the first verdict: later a question cannot be distinguished from a quoted one, with which any sender could
     /// keep the agent from its messages.
     pub(crate) fn watches_gates(&self) -> bool {
-        let is_due =
-            |outstanding: &Outstanding| matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. });
+        let is_due = |outstanding: &OutstandingMessage| {
+            matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. })
+        };
         let has_next = self.head().is_some() || self.outstanding.iter().any(is_due);
         self.is_ready && !self.has_verdict && self.writing.is_none() && has_next
     }
@@ -381,7 +382,7 @@ impl Pipeline {
     }
 
     fn outstanding_bytes(&self) -> usize {
-        self.outstanding.iter().map(Outstanding::text_bytes).sum()
+        self.outstanding.iter().map(OutstandingMessage::text_bytes).sum()
     }
 
     fn note_hold(&mut self, now: Timestamp, is_held: bool, effects: &mut Vec<Effect>) {
@@ -393,7 +394,7 @@ impl Pipeline {
     }
 
     /// The message that is typed next.
-    fn head(&self) -> Option<&Waiting> {
+    fn head(&self) -> Option<&WaitingMessage> {
         let may_type = self.mode == DeliveryMode::AutoInject || self.released > 0;
         self.own.front().or_else(|| self.waiting.front().filter(|_| may_type))
     }
@@ -406,7 +407,7 @@ impl Pipeline {
     fn type_again(&mut self, index: usize, screen: &ScreenFacts) -> TypeRequest {
         let outstanding = &self.outstanding[index];
         let (key, attempt) = (outstanding.key, outstanding.delivery.attempt_count() + 1);
-        self.writing = Some(Writing::new(key, attempt));
+        self.writing = Some(CurrentInjection::new(key, attempt));
         TypeRequest {
             key,
             text: outstanding.typed.line.clone(),
@@ -437,7 +438,7 @@ impl Pipeline {
         let rules = self.profile.strategy.rules(self.profile.usable, &self.learned, minimum);
         let key = self.next_key;
         self.next_key += 1;
-        self.writing = Some(Writing::new(key, 1));
+        self.writing = Some(CurrentInjection::new(key, 1));
         effects.push(Effect::Type(TypeRequest {
             key,
             text: format!("{}{}", reminder.unwrap_or_default(), typed.line),
@@ -445,7 +446,7 @@ impl Pipeline {
             attempt: 1,
             may_echo_exit: typed.may_echo_exit(message.origin),
         }));
-        self.outstanding.push(Outstanding {
+        self.outstanding.push(OutstandingMessage {
             key,
             message,
             delivery: Delivery::new(rules),
@@ -461,7 +462,7 @@ impl Pipeline {
     }
 
     /// The process has ended. Returns its messages without an outcome.
-    pub(crate) fn end(mut self) -> Unfinished {
+    pub(crate) fn end(mut self) -> UnfinishedMessages {
         let mut typed = Vec::new();
         for outstanding in &mut self.outstanding {
             // A message that was echoed and not submitted did not reach the program.
@@ -470,7 +471,7 @@ impl Pipeline {
             }
         }
         let waiting = self.own.into_iter().chain(self.waiting).map(|waiting| waiting.message).collect();
-        Unfinished { typed, waiting, learned: self.learned, mode: self.mode }
+        UnfinishedMessages { typed, waiting, learned: self.learned, mode: self.mode }
     }
 }
 

@@ -454,7 +454,8 @@ fn texts_are_kept_up_to_their_verdict_and_have_a_bound() {
     let mut scene = Scene::new("cat", &messages);
     scene.pipeline.profile.usable = RequiredChannels { mcp: true, ..RequiredChannels::NONE };
     scene.pipeline.profile.strategy.silent = relay_verification::delivery::UnverifiedPolicy::Strict;
-    let held = |scene: &Scene| scene.pipeline.outstanding.iter().map(super::outstanding::Outstanding::text_bytes).sum();
+    let held =
+        |scene: &Scene| scene.pipeline.outstanding.iter().map(super::outstanding::OutstandingMessage::text_bytes).sum();
     let mut now = 0;
     let mut typed = 0;
     while now < 200_000 {

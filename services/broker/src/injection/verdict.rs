@@ -13,11 +13,11 @@ use relay_verification::{
 
 use super::{
     effect::{Effect, Failure, Settlement, TypeRequest},
-    outstanding::Outstanding,
-    pipeline::{Pipeline, ScreenFacts, Writing},
+    outstanding::OutstandingMessage,
+    pipeline::{CurrentInjection, Pipeline, ScreenFacts},
 };
 use crate::{
-    events::{Event, Proven},
+    events::{DeliveryProof, Event},
     mailbox::Origin,
     metric_names,
 };
@@ -29,7 +29,7 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
 /// A delivery for which no signal counts any more.
 #[derive(Debug)]
-pub(super) struct Finished {
+pub(super) struct FinishedDelivery {
     delivery_id: String,
     event_id: String,
     has_failed: bool,
@@ -134,7 +134,7 @@ impl Pipeline {
             self.end_writing(now);
             return None;
         }
-        self.writing = Some(Writing { is_recalled: true, ..writing });
+        self.writing = Some(CurrentInjection { is_recalled: true, ..writing });
         Some(Effect::Recall(writing.key))
     }
 
@@ -163,7 +163,7 @@ impl Pipeline {
         outstanding.release_texts();
         let delivery = outstanding.reference();
         let is_task = outstanding.message.origin == Origin::Task;
-        let proven = Proven { attempt: attempt.max(1), ..outstanding.proven() };
+        let proven = DeliveryProof { attempt: attempt.max(1), ..outstanding.proven() };
         let mut effects = vec![Effect::Publish(Box::new(Event::DeliveryInjected { delivery, proven }))];
         if is_task && attempt <= 1 {
             effects.push(Effect::TaskTyped);
@@ -203,7 +203,7 @@ impl Pipeline {
         delivery_id: Option<&str>,
         event_id: Option<&str>,
     ) -> (AckAnswer, Vec<Effect>) {
-        let is_named = |outstanding: &Outstanding| {
+        let is_named = |outstanding: &OutstandingMessage| {
             delivery_id.is_none_or(|id| outstanding.message.delivery_id == id)
                 && event_id.is_none_or(|id| outstanding.message.event_id == id)
         };
@@ -218,7 +218,7 @@ impl Pipeline {
     }
 
     fn answer_finished(&self, delivery_id: Option<&str>, event_id: Option<&str>) -> AckAnswer {
-        let is_named = |finished: &&Finished| {
+        let is_named = |finished: &&FinishedDelivery| {
             delivery_id.is_none_or(|id| id == finished.delivery_id) && event_id.is_none_or(|id| id == finished.event_id)
         };
         match self.finished.iter().rev().find(is_named) {
@@ -234,7 +234,7 @@ impl Pipeline {
     /// The engine says that the agent has read a message. After the first signal the broker itself reports messages as
     /// read, so only a message without one counts.
     pub(crate) fn on_read(&mut self, at: Timestamp, event_id: &str) -> Vec<Effect> {
-        let is_read = |outstanding: &Outstanding| {
+        let is_read = |outstanding: &OutstandingMessage| {
             outstanding.message.event_id == event_id && outstanding.delivery.strongest().is_none()
         };
         let Some(index) = self.outstanding.iter().position(is_read) else { return Vec::new() };
@@ -327,7 +327,8 @@ impl Pipeline {
         let mut effects = Vec::new();
         // The one that is being written stays: the end of its write opens the way for the next.
         let writing = self.writing.map(|writing| writing.key);
-        let is_over = |outstanding: &mut Outstanding| Some(outstanding.key) != writing && outstanding.is_over(now);
+        let is_over =
+            |outstanding: &mut OutstandingMessage| Some(outstanding.key) != writing && outstanding.is_over(now);
         for outstanding in self.outstanding.extract_if(.., is_over) {
             if let Some(watch) = outstanding.watch {
                 self.echo.end(watch);
@@ -335,7 +336,7 @@ impl Pipeline {
             if self.finished.len() == MOST_FINISHED {
                 self.finished.pop_front();
             }
-            self.finished.push_back(Finished {
+            self.finished.push_back(FinishedDelivery {
                 delivery_id: outstanding.message.delivery_id,
                 event_id: outstanding.message.event_id,
                 has_failed: outstanding.delivery.state() == DeliveryState::Failed,
@@ -408,7 +409,7 @@ impl Pipeline {
                 self.gate.pause.attempt_failed();
                 self.judged(is_last);
                 let (delivery, proven) = (self.outstanding[index].reference(), self.outstanding[index].proven());
-                let proven = Proven { attempt, ..proven };
+                let proven = DeliveryProof { attempt, ..proven };
                 vec![Effect::Publish(Box::new(Event::DeliveryRetry { delivery, attempts: attempt, proven }))]
             }
             DeliveryEffect::Held => {
@@ -445,7 +446,7 @@ impl Pipeline {
     }
 }
 
-fn found_activity(text: &str) -> impl FnMut(&mut Outstanding) -> Option<(u64, String)> {
+fn found_activity(text: &str) -> impl FnMut(&mut OutstandingMessage) -> Option<(u64, String)> {
     move |outstanding| {
         let pattern = outstanding.activity.as_mut()?.on_text(text)?.to_owned();
         outstanding.activity = None;
@@ -454,7 +455,7 @@ fn found_activity(text: &str) -> impl FnMut(&mut Outstanding) -> Option<(u64, St
 }
 
 fn settle(
-    outstanding: &Outstanding,
+    outstanding: &OutstandingMessage,
     is_verified: bool,
     verification: &'static str,
     latency_ms: u64,

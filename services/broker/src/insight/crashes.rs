@@ -31,7 +31,7 @@ pub(crate) enum CrashCategory {
 }
 
 impl CrashCategory {
-    fn of(code: Option<i32>, signal: Option<i32>) -> Self {
+    fn from_end(code: Option<i32>, signal: Option<i32>) -> Self {
         match (code, signal) {
             (_, Some(11)) | (Some(139), _) => Self::Segfault,
             (_, Some(9)) | (Some(137), _) => Self::Oom,
@@ -115,7 +115,7 @@ impl CrashLog {
 
     /// Records an end by a signal or with a code that is not 0.
     pub(crate) fn record(&self, agent: &str, code: Option<i32>, signal: Option<i32>, uptime_secs: u64, now_ms: i64) {
-        let category = CrashCategory::of(code, signal);
+        let category = CrashCategory::from_end(code, signal);
         let description = match (code, signal) {
             (_, Some(signal)) => format!("ended by signal {signal} after {uptime_secs} s"),
             (code, None) => format!("exit code {} after {uptime_secs} s", code.unwrap_or_default()),

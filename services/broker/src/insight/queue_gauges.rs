@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::interval;
 
 use crate::{
-    agents::{Members, Shared},
+    agents::{Members, SharedServices},
     metric_names,
 };
 
@@ -34,7 +34,7 @@ pub(crate) async fn show_queues(members: Members) {
     }
 }
 
-fn show_shared(shared: &Shared) {
+fn show_shared(shared: &SharedServices) {
     show("ledger", shared.ledger.waiting());
     show("receipts", shared.receipts.max_capacity() - shared.receipts.capacity());
     show("reports", shared.reports.max_capacity() - shared.reports.capacity());

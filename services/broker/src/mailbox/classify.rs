@@ -7,7 +7,7 @@ use super::{Author, Message, Origin, Urgency};
 
 /// Meaning of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Classified {
+pub(crate) enum FrameMeaning {
     /// Text for the agent.
     Typed(Box<Message>),
     /// Acknowledged without being shown: reactions, read receipts, tombstones, and types that are not known.
@@ -18,17 +18,17 @@ pub(crate) enum Classified {
 }
 
 /// Classifies a frame that came at `now_ms`.
-pub(crate) fn classify(frame: Deliver, now_ms: i64) -> Classified {
+pub(crate) fn classify(frame: Deliver, now_ms: i64) -> FrameMeaning {
     let origin = match frame.payload.kind.as_str() {
         "action.completed" | "action.failed" | "action.denied" => Origin::ActionResult,
-        "message.reacted" | "message.read" | "delivery.expired" => return Classified::Silent { is_known: true },
+        "message.reacted" | "message.read" | "delivery.expired" => return FrameMeaning::Silent { is_known: true },
         "" | "message.created" | "message.received" | "message.new" | "message.sent" | "message.delivered" => {
             Origin::Engine
         }
         kind if ["thread.", "dm.", "direct_message.", "group_dm."].iter().any(|family| kind.starts_with(family)) => {
             Origin::Engine
         }
-        _ => return Classified::Silent { is_known: false },
+        _ => return FrameMeaning::Silent { is_known: false },
     };
     let data = &frame.payload.data;
     let text_of = |keys: &[&str]| keys.iter().find_map(|key| data.get(*key)?.as_str()).map(str::to_owned);
@@ -41,7 +41,7 @@ pub(crate) fn classify(frame: Deliver, now_ms: i64) -> Classified {
     let channel = text_of(&["channel_name"]).filter(|name| !name.is_empty());
     let name = text_of(&["agent_name", "from_name", "from"]).unwrap_or_else(|| "relay".to_owned());
     let is_direct = channel.is_none();
-    Classified::Typed(Box::new(Message {
+    FrameMeaning::Typed(Box::new(Message {
         delivery_id: frame.delivery_id,
         event_id: frame.msg_id,
         seq: (frame.seq > 0).then_some(frame.seq),
@@ -100,8 +100,8 @@ mod tests {
             "payload": { "type": kind, "data": data },
         });
         match classify(serde_json::from_value(frame).expect("a frame"), 5) {
-            Classified::Typed(message) => Some(*message),
-            Classified::Silent { .. } => None,
+            FrameMeaning::Typed(message) => Some(*message),
+            FrameMeaning::Silent { .. } => None,
         }
     }
 

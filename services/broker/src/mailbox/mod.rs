@@ -6,7 +6,7 @@ mod message;
 mod order;
 mod shared;
 
-pub(crate) use classify::{Classified, classify, read_receipt};
+pub(crate) use classify::{FrameMeaning, classify, read_receipt};
 pub(crate) use message::{Author, Message, Origin, Urgency};
 pub(crate) use order::{Mailbox, MailboxLength, Verdict};
 pub(crate) use shared::{FrameAnswer, SharedMailbox};

@@ -9,7 +9,7 @@ use std::{
 use relay_verification::ack_floor::AckFloor;
 use relay_wire::nodes::engine_frame::Deliver;
 
-use super::{Classified, Message, classify, classify::relayed_author};
+use super::{FrameMeaning, Message, classify, classify::relayed_author};
 
 /// Message ids remembered for one agent.
 const REMEMBERED: usize = 512;
@@ -131,11 +131,11 @@ impl Mailbox {
         }
         self.known.insert(&frame.msg_id);
         match self.read(frame, now_ms) {
-            Classified::Typed(message) => {
+            FrameMeaning::Typed(message) => {
                 self.queue(&message);
                 Verdict::Taken { messages: vec![*message], acked }
             }
-            Classified::Silent { .. } => Verdict::Repeated { acked: self.acked() },
+            FrameMeaning::Silent { .. } => Verdict::Repeated { acked: self.acked() },
         }
     }
 
@@ -156,13 +156,13 @@ impl Mailbox {
             let is_had = self.had.remove(&frame.msg_id);
             let is_new = self.known.insert(&frame.msg_id);
             match self.read(frame, now_ms) {
-                Classified::Typed(message) if is_new && !is_had => {
+                FrameMeaning::Typed(message) if is_new && !is_had => {
                     self.queue(&message);
                     self.taken.push_back((seq, now_ms));
                     messages.push(*message);
                 }
                 // Nothing to see, or seen under this id before.
-                Classified::Typed(_) | Classified::Silent { .. } => acked = self.floor.settle(seq).or(acked),
+                FrameMeaning::Typed(_) | FrameMeaning::Silent { .. } => acked = self.floor.settle(seq).or(acked),
             }
             next = self.early.remove(&(seq + 1));
         }
@@ -176,10 +176,10 @@ impl Mailbox {
         Verdict::Taken { messages, acked }
     }
 
-    fn read(&self, frame: Deliver, now_ms: i64) -> Classified {
+    fn read(&self, frame: Deliver, now_ms: i64) -> FrameMeaning {
         let relayed = relayed_author(&frame.payload.data).map(str::to_owned);
         let mut classified = classify(frame, now_ms);
-        if let (Classified::Typed(message), Some(relayed)) = (&mut classified, relayed)
+        if let (FrameMeaning::Typed(message), Some(relayed)) = (&mut classified, relayed)
             && message.author.agent_id.as_deref() == Some(self.own_agent_id.as_str())
         {
             message.author.name = relayed;

@@ -61,7 +61,7 @@ impl SharedMailbox {
     /// Takes a frame of the engine.
     pub(crate) fn on_frame(&self, frame: Deliver, now_ms: i64) -> FrameAnswer {
         let (seq, agent) = (frame.seq, frame.agent.clone());
-        let (verdict, acked) = self.with(|content| {
+        let (verdict, acked) = self.with_content(|content| {
             let verdict = content.mailbox.on_frame(frame, now_ms);
             if let Verdict::Taken { messages, .. } = &verdict {
                 let spans = messages.iter().filter_map(|message| Some((message.seq?, delivery_span(&agent, message))));
@@ -98,12 +98,12 @@ impl SharedMailbox {
 
     /// Takes the messages that have arrived, in order.
     pub(crate) fn fetch(&self) -> VecDeque<Message> {
-        self.with(|content| std::mem::take(&mut content.arrived))
+        self.with_content(|content| std::mem::take(&mut content.arrived))
     }
 
     /// The engine says that the agent has read a message.
     pub(crate) fn on_read(&self, event_id: &str) {
-        self.with(|content| {
+        self.with_content(|content| {
             if content.read.len() == MOST_READ {
                 content.read.pop_front();
             }
@@ -114,12 +114,12 @@ impl SharedMailbox {
 
     /// Takes the ids of messages that the agent has read.
     pub(crate) fn fetch_read(&self) -> VecDeque<String> {
-        self.with(|content| std::mem::take(&mut content.read))
+        self.with_content(|content| std::mem::take(&mut content.read))
     }
 
     /// A message was typed. Returns `true` if refused frames can now be fetched again.
     pub(crate) fn on_typed(&self, message: &Message) -> bool {
-        self.with(|content| {
+        self.with_content(|content| {
             if let Some(span) = message.seq.and_then(|seq| content.spans.get(&seq)) {
                 // A moment: the message is handed to the terminal.
                 drop(tracing::info_span!(parent: span, "node.injection"));
@@ -130,12 +130,12 @@ impl SharedMailbox {
 
     /// A typed message waits again: its program has ended.
     pub(crate) fn on_requeued(&self, message: &Message) {
-        self.with(|content| content.mailbox.on_requeued(message));
+        self.with_content(|content| content.mailbox.on_requeued(message));
     }
 
     /// Notes in its trace how far a message is known to have got.
     pub(crate) fn note(&self, seq: u64, level: &str, method: &str) {
-        self.with(|content| {
+        self.with_content(|content| {
             if let Some(span) = content.spans.get(&seq) {
                 span.record("delivery.level", level);
                 span.record("delivery.method", method);
@@ -145,7 +145,7 @@ impl SharedMailbox {
 
     /// Settles a message. Returns the position to acknowledge, if it rises.
     pub(crate) fn settle(&self, seq: u64) -> Option<u64> {
-        let (position, waits) = self.with(|content| {
+        let (position, waits) = self.with_content(|content| {
             let position = content.mailbox.settle(seq);
             if let Some(acked) = position {
                 content.spans = content.spans.split_off(&(acked + 1));
@@ -160,25 +160,25 @@ impl SharedMailbox {
 
     /// Its entries now.
     pub(crate) fn length(&self) -> MailboxLength {
-        self.with(|content| content.mailbox.length())
+        self.with_content(|content| content.mailbox.length())
     }
 
     /// The acked position.
     pub(crate) fn acked(&self) -> u64 {
-        self.with(|content| content.mailbox.acked())
+        self.with_content(|content| content.mailbox.acked())
     }
 
     /// A new connection begins.
     pub(crate) fn on_reconnected(&self) {
-        self.with(|content| content.mailbox.on_reconnected());
+        self.with_content(|content| content.mailbox.on_reconnected());
     }
 
     /// Returns `true` while a predecessor of a frame is missing.
     pub(crate) fn has_gap(&self) -> bool {
-        self.with(|content| content.mailbox.has_gap())
+        self.with_content(|content| content.mailbox.has_gap())
     }
 
-    fn with<T>(&self, step: impl FnOnce(&mut Content) -> T) -> T {
+    fn with_content<T>(&self, step: impl FnOnce(&mut Content) -> T) -> T {
         step(&mut self.content.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -12,20 +12,20 @@ const MOST_BYTES: usize = 8 << 20;
 /// Sending side. Clones are the same outbox.
 #[derive(Debug, Clone)]
 pub(super) struct Outbox {
-    frames: mpsc::Sender<Outgoing>,
+    frames: mpsc::Sender<OutgoingFrame>,
     room: Arc<Semaphore>,
 }
 
 /// A frame that waits. It takes up its room until it is dropped.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingFrame {
     pub(super) text: String,
     _room: OwnedSemaphorePermit,
 }
 
 impl Outbox {
     /// An empty outbox, and the side from which its frames are taken.
-    pub(super) fn new() -> (Self, mpsc::Receiver<Outgoing>) {
+    pub(super) fn new() -> (Self, mpsc::Receiver<OutgoingFrame>) {
         let (frames, outgoing) = mpsc::channel(MOST_FRAMES);
         (Self { frames, room: Arc::new(Semaphore::new(MOST_BYTES)) }, outgoing)
     }
@@ -33,7 +33,7 @@ impl Outbox {
     /// Adds a frame if there is room. Returns whether it did.
     pub(super) fn try_send(&self, text: String) -> bool {
         match self.room.clone().try_acquire_many_owned(units(&text)) {
-            Ok(room) => self.frames.try_send(Outgoing { text, _room: room }).is_ok(),
+            Ok(room) => self.frames.try_send(OutgoingFrame { text, _room: room }).is_ok(),
             Err(_) => false,
         }
     }
@@ -42,7 +42,7 @@ impl Outbox {
     pub(super) async fn send(&self, text: String) {
         if let Ok(room) = self.room.clone().acquire_many_owned(units(&text)).await {
             // A runner that has left needs no answer.
-            let _ = self.frames.send(Outgoing { text, _room: room }).await;
+            let _ = self.frames.send(OutgoingFrame { text, _room: room }).await;
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::{api_server::ApiServer, local_state::LocalState};
 use crate::{
     agents::{
-        AckWatch, AgentCommand, AgentSettings, Agents, ContinuityFolder, Members, Services, Shared, Spawner,
+        AckWatch, AgentCommand, AgentSettings, Agents, ContinuityFolder, Members, Services, SharedServices, Spawner,
         run_receipts, run_reports,
     },
     api::Broker,
@@ -61,7 +61,7 @@ impl Operation {
         let (reports, reports_inbox) = mpsc::channel(RECEIPTS);
         let agent_settings = agent_settings(settings, &state, server, identities.len());
         let LocalState { harnesses, host, roster, project_files, ledger, verification, crashes, survivors, .. } = state;
-        let shared = Shared {
+        let shared = SharedServices {
             host,
             engine: engine.clone(),
             hub: api.hub.clone(),
@@ -124,7 +124,7 @@ impl Operation {
 /// Starts the node of one workspace: its socket, and what handles its invocations.
 fn serve_workspace(
     settings: &Init,
-    shared: &Shared,
+    shared: &SharedServices,
     runners: &Arc<Runners>,
     identity: Identity,
     tasks: &TaskSet,

@@ -67,7 +67,7 @@ impl Ledger {
 pub(crate) struct LedgerTask {
     path: PathBuf,
     requests: mpsc::Receiver<(LedgerEntry, oneshot::Sender<()>)>,
-    remembered: Remembered,
+    remembered: NewestEntries,
     lines: usize,
     /// The last line may be incomplete: the disk was full.
     is_torn: bool,
@@ -76,7 +76,7 @@ pub(crate) struct LedgerTask {
 impl LedgerTask {
     /// Reads the ledger of the previous broker. A line that a crash cut off is left out.
     pub(crate) fn open(path: PathBuf) -> Result<(Ledger, Self)> {
-        let mut remembered = Remembered::default();
+        let mut remembered = NewestEntries::default();
         match File::open(&path) {
             Ok(file) => {
                 // As bytes: a crash may cut a line within a character.
@@ -161,7 +161,7 @@ impl LedgerTask {
 
 /// The newest entries, by agent.
 #[derive(Debug, Default)]
-struct Remembered {
+struct NewestEntries {
     agents: HashMap<String, AgentEntries>,
     /// Entries of all agents.
     count: usize,
@@ -176,7 +176,7 @@ struct AgentEntries {
     last: u64,
 }
 
-impl Remembered {
+impl NewestEntries {
     fn add(&mut self, entry: LedgerEntry) {
         self.added += 1;
         self.count += 1;

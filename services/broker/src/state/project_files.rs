@@ -212,7 +212,7 @@ fn restore(path: &Path, file: &ProjectFile) -> Result<()> {
     if file.original.as_ref() == Some(&current) {
         return Ok(());
     }
-    let restored = if current == file.merged { file.original.clone() } else { without(&current, file)? };
+    let restored = if current == file.merged { file.original.clone() } else { remove_entries(&current, file)? };
     match restored {
         Some(content) => replace(path, &content).context("write it"),
         None => {
@@ -227,7 +227,7 @@ fn restore(path: &Path, file: &ProjectFile) -> Result<()> {
 }
 
 /// The content without the entries; `None` if nothing is left of a file that was not there before.
-fn without(current: &str, file: &ProjectFile) -> Result<Option<String>> {
+fn remove_entries(current: &str, file: &ProjectFile) -> Result<Option<String>> {
     let mut content: Map<String, Value> = serde_json::from_str(current).context("it is not a JSON object any more")?;
     if let Some(Value::Object(servers)) = content.get_mut(&file.key) {
         servers.retain(|name, _| !file.names.contains(name));

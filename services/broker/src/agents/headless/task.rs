@@ -10,7 +10,7 @@ use tokio::time::{Duration, Instant, timeout};
 use super::{Headless, NotTaken, program::Run};
 use crate::{
     agents::{
-        AgentCommand, AgentError, AgentState, Drained,
+        AgentCommand, AgentError, AgentState, ModeChange,
         command::UndeliveredMessage,
         environment::environment,
         happenings::reference,
@@ -18,7 +18,7 @@ use crate::{
         task::{AgentTask, Done, Works},
     },
     clock,
-    events::{Event, Proven},
+    events::{DeliveryProof, Event},
     harness::RUN_TIMEOUT,
     injection::{AckAnswer, DeliveryMode, Failure, Settlement, plain_line},
     mailbox::{Message, Origin},
@@ -136,7 +136,8 @@ impl HeadlessTask {
             }
         };
         self.base.note_activity();
-        self.base.publish(&Event::DeliveryInjected { delivery: reference(&message), proven: Proven::injected(1) });
+        self.base
+            .publish(&Event::DeliveryInjected { delivery: reference(&message), proven: DeliveryProof::injected(1) });
         Some(Handover { message, began: Instant::now(), outcome })
     }
 
@@ -173,7 +174,7 @@ impl HeadlessTask {
         let latency_ms = clock::millis(began.elapsed());
         let (delivery, channel) = (reference(&message), Channel::Api);
         let (method, confidence) = (channel.method(), channel.confidence());
-        let proven = Proven { attempt: 1, level: Level::InContext, confidence, method };
+        let proven = DeliveryProof { attempt: 1, level: Level::InContext, confidence, method };
         self.base.publish(&Event::DeliveryAck { delivery: delivery.clone(), verified: true, proven: proven.clone() });
         self.base.publish(&Event::DeliveryVerified {
             delivery,
@@ -214,7 +215,7 @@ impl HeadlessTask {
                 let count = if is_drained { self.waiting.len() - self.released } else { 0 };
                 self.released = 0;
                 self.base.publish_mode(before, mode, count);
-                let _ = reply.send(Drained { mode, count });
+                let _ = reply.send(ModeChange { mode, count });
             }
             AgentCommand::Flush { reply } => {
                 let is_manual = self.mode == DeliveryMode::ManualFlush;
@@ -226,7 +227,7 @@ impl HeadlessTask {
                 let _ = reply.send(count);
             }
             AgentCommand::Pending { reply } => {
-                let _ = reply.send(self.waiting.iter().map(|message| self.base.shown(message)).collect());
+                let _ = reply.send(self.waiting.iter().map(|message| self.base.to_pending(message)).collect());
             }
             AgentCommand::Undelivered { reply } => {
                 let current = current.map(|handover| UndeliveredMessage::new(&handover.message, 1));
