@@ -48,6 +48,7 @@ pub(crate) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Dur
         return Some(Duration::from_secs(seconds));
     }
     let at = DateTime::parse_from_rfc2822(text).ok()?;
+    // A date that has passed is a wait of no time.
     Some((at.with_timezone(&Utc) - now).to_std().unwrap_or_default())
 }
 
@@ -57,7 +58,7 @@ pub(crate) fn bounded(error: &str, most_chars: usize) -> String {
 }
 
 /// Returns the instant after a pause. Pauses are bounded by a day, so that the sum exists.
-pub(crate) fn after(now: DateTime<Utc>, pause: Duration) -> DateTime<Utc> {
+pub(crate) fn instant_after(now: DateTime<Utc>, pause: Duration) -> DateTime<Utc> {
     let pause = TimeDelta::from_std(pause).unwrap_or(TimeDelta::MAX);
     now.checked_add_signed(pause).unwrap_or(DateTime::<Utc>::MAX_UTC)
 }

@@ -389,9 +389,7 @@ impl EngineError {
     pub const fn is_transient(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::CommitUnavailable | Self::Overloaded)
     }
-}
 
-impl EngineError {
     /// Returns whether storage would refuse a repetition of the same request as well.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {

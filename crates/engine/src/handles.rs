@@ -29,7 +29,7 @@ use crate::{
     messages::{
         Messages,
         committer::{CommitLane, CommitQueue},
-        publisher::{Committed, Publisher},
+        publisher::{CommittedBatch, Publisher},
     },
     nodes::{
         Nodes,
@@ -90,7 +90,7 @@ pub(crate) struct Queues {
     pub(crate) seen: Batches<relay_store::LastSeen>,
     pub(crate) observer_uses: Batches<TokenUse>,
     pub(crate) commits: [CommitLane; 2],
-    pub(crate) publishes: mpsc::Receiver<Committed>,
+    pub(crate) publishes: mpsc::Receiver<CommittedBatch>,
     pub(crate) calls: Batches<QueuedCall, FamilyId>,
     pub(crate) outcomes: Batches<QueuedOutcome, FamilyId>,
     pub(crate) dispatch_notes: Batches<DispatchNote>,

@@ -1,12 +1,15 @@
 //! Value parsers for command-line flags: they report invalid settings before anything starts. None of them uses the
 //! network, and none repeats the value, which may be a secret.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::path::PathBuf;
 
 use relay_store::{DatabaseAddress, Pooler, Store};
 pub use relay_stream::NatsServers;
 
-use crate::access::{operators::check_issuer_url, secrets::MIN_SECRET_BYTES};
+use crate::access::{
+    operators::{check_issuer_url, is_loopback},
+    secrets::MIN_SECRET_BYTES,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Switch {
@@ -133,11 +136,6 @@ impl<'a> SecuritySettings<'a> {
         ];
         problems.into_iter().filter(|(is_present, _)| *is_present).map(|(_, problem)| problem).collect()
     }
-}
-
-/// Returns whether a host is this machine by name or address, an IPv6 one with or without brackets.
-pub(crate) fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// Connection to Postgres on another host that is not encrypted, or to a server that proves nothing.

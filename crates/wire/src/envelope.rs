@@ -55,7 +55,7 @@ impl ListFrame {
     ///
     /// # Errors
     /// When the response does not encode, or has no empty array.
-    pub fn around<T: Serialize>(response: &T) -> Result<Self, serde_json::Error> {
+    pub fn split_at_items<T: Serialize>(response: &T) -> Result<Self, serde_json::Error> {
         let text = serde_json::to_string(response)?;
         let (open, close) =
             text.rsplit_once("[]").ok_or_else(|| <serde_json::Error as serde::ser::Error>::custom("no empty array"))?;
@@ -100,13 +100,13 @@ mod tests {
     #[test]
     fn a_list_is_the_same_whether_it_is_sent_whole_or_in_parts() {
         let framed = |frame: ListFrame| format!("{}1,2{}", frame.open, frame.close);
-        let list = ListFrame::around(&Success::new(Vec::<u8>::new())).unwrap();
+        let list = ListFrame::split_at_items(&Success::new(Vec::<u8>::new())).unwrap();
         assert_eq!(framed(list), serde_json::to_string(&Success::new([1, 2])).unwrap());
-        let page = ListFrame::around(&Paged::<u8>::new(Vec::new(), Some("c1".into()))).unwrap();
+        let page = ListFrame::split_at_items(&Paged::<u8>::new(Vec::new(), Some("c1".into()))).unwrap();
         assert_eq!(framed(page), serde_json::to_string(&Paged::new(vec![1, 2], Some("c1".into()))).unwrap());
         let empty = MessagesPage { messages: Vec::new(), next_before: Some("7".into()), exhausted: false };
-        let page = ListFrame::around(&Success::new(empty)).unwrap();
+        let page = ListFrame::split_at_items(&Success::new(empty)).unwrap();
         assert_eq!(framed(page), r#"{"ok":true,"data":{"messages":[1,2],"next_before":"7","exhausted":false}}"#);
-        assert!(ListFrame::around(&Success::new(1)).is_err());
+        assert!(ListFrame::split_at_items(&Success::new(1)).is_err());
     }
 }

@@ -36,7 +36,7 @@ impl<T: Serialize + Send + 'static> ListReply<T> {
 
     /// Responds with a structure whose last empty array gets the items of `parts`.
     pub fn framed(structure: &impl Serialize, parts: Parts<T>) -> Result<Self, ApiError> {
-        let frame = ListFrame::around(structure).map_err(|error| not_encoded(&error))?;
+        let frame = ListFrame::split_at_items(structure).map_err(|error| not_encoded(&error))?;
         let mut encoder = Encoder { text: frame.open.into_bytes(), has_items: false };
         let Part { rows, memory } = parts.first;
         encoder.push(rows).map_err(|error| not_encoded(&error))?;

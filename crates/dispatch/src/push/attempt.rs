@@ -104,7 +104,7 @@ async fn record_health(
         PushOutcome::Failed { is_endpoint_fault, throttles } => (is_endpoint_fault, throttles),
         PushOutcome::Delivered | PushOutcome::Acked | PushOutcome::Rejected | PushOutcome::Gone => (false, false),
     };
-    let paused = throttles.then(|| call::after(now, judgement.wait.unwrap_or(DEFAULT_PAUSE)));
+    let paused = throttles.then(|| call::instant_after(now, judgement.wait.unwrap_or(DEFAULT_PAUSE)));
     pusher.endpoints.record_result(endpoint, answered.is_ok() && !is_failure, is_failure, paused).await;
 }
 
@@ -216,7 +216,7 @@ fn decide_outcome(endpoint: &Endpoint, row: &PushRow, judgement: &Judgement, now
             match endpoint.retry.retry_delay(failed, fastrand::u64(..)) {
                 None => AttemptOutcome::DeadLettered { reason: DeadLetterReason::AttemptsExhausted },
                 Some(pause) => {
-                    AttemptOutcome::Retry { at: call::after(now, judgement.wait.unwrap_or(pause)), retry_no }
+                    AttemptOutcome::Retry { at: call::instant_after(now, judgement.wait.unwrap_or(pause)), retry_no }
                 }
             }
         }

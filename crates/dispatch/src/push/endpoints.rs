@@ -238,7 +238,7 @@ impl Endpoints {
         if let Some(host) = &endpoint.host
             && let Err(pause) = self.destinations.wait_for_turn(endpoint.family, host, bytes).await
         {
-            return Ok(Err(call::after(self.storage.now(), pause)));
+            return Ok(Err(call::instant_after(self.storage.now(), pause)));
         }
         let Some(family_slot) = wait_for_slot(&endpoint.family_slots, CROWDED_CHECK_EVERY, &is_crowded).await else {
             return crowded_out();

@@ -219,7 +219,7 @@ fn is_overdue(row: &PushRow, now: DateTime<Utc>) -> bool {
 
 fn row_action(row: &PushRow, now: DateTime<Utc>) -> RowAction {
     match (row.delivery.settlement, row.available_at) {
-        (Some(exception), _) if exception.is_settled() => RowAction::Skip,
+        (Some(settlement), _) if settlement.is_settled() => RowAction::Skip,
         (Some(_), Some(at)) if at > now && row.is_deferred_by_consumer => RowAction::Postpone(at),
         (Some(_), Some(at)) if at > now => RowAction::Wait(at),
         _ if row.delivery.is_dropped() => RowAction::Skip,

@@ -63,7 +63,7 @@ async fn serve_leased<Q: SubscriptionQueue>(
 ) -> QueueResult<()> {
     let Some(secrets) = leased.secrets.take() else {
         // The queue has logged the reason.
-        return queue.release(leased, Some(call::after(queue.now(), UNUSABLE_PAUSE))).await;
+        return queue.release(leased, Some(call::instant_after(queue.now(), UNUSABLE_PAUSE))).await;
     };
     let began = Instant::now();
     let is_over = || stop.is_cancelled() || began.elapsed() >= MAX_SERVE_TIME;
@@ -86,7 +86,9 @@ async fn serve_leased<Q: SubscriptionQueue>(
             match attempt_call(queue, destinations, leased, &secrets, pending).await? {
                 NextStep::Continue if !is_over() => {}
                 NextStep::Continue | NextStep::Release => return queue.release(leased, None).await,
-                NextStep::Defer(pause) => return queue.release(leased, Some(call::after(queue.now(), pause))).await,
+                NextStep::Defer(pause) => {
+                    return queue.release(leased, Some(call::instant_after(queue.now(), pause))).await;
+                }
                 NextStep::Abandon => return Ok(()),
             }
         }
@@ -160,11 +162,11 @@ fn judge_call(
         Err(Failure::Refused(refusal)) => (None, AnswerClass::Final, Some(format!("not called: {refusal}")), None),
         Err(failure) => (None, AnswerClass::Retry, Some(failure.to_string()), None),
     };
-    let probe_at = probe_delay(failures + 1).map(|pause| call::after(now, pause));
+    let probe_at = probe_delay(failures + 1).map(|pause| call::instant_after(now, pause));
     let (outcome, blocked_until) = match (verdict, retry_delay(pending.attempts + 1, retry_after)) {
         (AnswerClass::Delivered, _) => (CallOutcome::Delivered, None),
         (AnswerClass::Retry, Some(pause)) => {
-            let retry_at = call::after(now, pause);
+            let retry_at = call::instant_after(now, pause);
             let at = probe_at.map_or(retry_at, |probe| probe.max(retry_at));
             // Later events wait too, because events leave in order.
             (CallOutcome::Retry(at), Some(at))

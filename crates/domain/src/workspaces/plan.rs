@@ -100,8 +100,8 @@ pub struct PlanLimits {
 impl PlanLimits {
     /// Returns the maximum for a quota, or `None` if it is unlimited.
     #[must_use]
-    pub fn quota(&self, ceiling: Quota) -> Option<i64> {
-        match ceiling {
+    pub fn quota(&self, quota: Quota) -> Option<i64> {
+        match quota {
             Quota::Agents => self.agents.map(i64::from),
             Quota::Channels => self.channels.map(i64::from),
             Quota::Nodes => self.nodes.map(i64::from),

@@ -33,7 +33,7 @@ pub(crate) struct ReadMark {
 }
 
 #[derive(Debug, Clone)]
-struct Cached {
+struct CachedCredential {
     credential: Credential,
     read_at: ReadMark,
 }
@@ -41,7 +41,7 @@ struct Cached {
 /// Cache of authenticated tokens.
 #[derive(Debug)]
 pub(crate) struct CredentialCache {
-    credentials: Cache<TokenHash, Cached>,
+    credentials: Cache<TokenHash, CachedCredential>,
     /// Time for which a credential is served, from the begin of its read on.
     cached_for: Duration,
     /// Number of invalidations.
@@ -66,7 +66,7 @@ impl CredentialCache {
     }
 
     pub(crate) fn get(&self, hash: &TokenHash) -> Option<Credential> {
-        let Cached { credential, read_at } = self.credentials.get(hash)?;
+        let CachedCredential { credential, read_at } = self.credentials.get(hash)?;
         let workspace = credential.scope().workspace_id();
         let invalidated = [
             self.tokens.latest(place_of_token(hash)),
@@ -83,7 +83,7 @@ impl CredentialCache {
     }
 
     pub(crate) fn insert(&self, hash: TokenHash, credential: Credential, read_at: ReadMark) {
-        self.credentials.insert(hash, Cached { credential, read_at });
+        self.credentials.insert(hash, CachedCredential { credential, read_at });
     }
 
     /// Invalidates the credential of a token, and reads of it that have begun.

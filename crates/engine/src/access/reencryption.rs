@@ -64,7 +64,7 @@ mod tests {
             let fresh = reencrypt(&both, &row).unwrap().unwrap();
             assert_eq!(fresh.key_id, "b");
             assert_eq!(new.open(&place, &fresh).as_deref(), Some(&b"top secret"[..]));
-            assert_eq!(reencrypt(&new, &row).unwrap(), None, "its key is gone");
+            assert_eq!(reencrypt(&new, &row).unwrap(), None, "its key is no longer configured");
         }
     }
 }

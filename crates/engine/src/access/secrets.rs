@@ -229,7 +229,7 @@ mod tests {
         let both = secrets(&["b", "a"]);
         assert_eq!(both.open("row 1", &old).as_deref(), Some(&b"top secret"[..]));
         assert_eq!(both.seal("row 1", b"x").unwrap().key_id, "b", "the first key seals");
-        assert_eq!(secrets(&["b"]).open("row 1", &old), None, "its key is gone");
+        assert_eq!(secrets(&["b"]).open("row 1", &old), None, "its key is no longer configured");
     }
 
     #[test]

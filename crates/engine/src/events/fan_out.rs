@@ -20,7 +20,7 @@ enum Audience {
     /// The members of its channel or conversation, as a `deliver` frame with seq 0.
     Members,
     /// No socket: the event is sent another way, or is for observers only.
-    Nobody,
+    NoAgent,
 }
 
 fn audience_of_kind(kind: &str) -> Audience {
@@ -34,7 +34,7 @@ fn audience_of_kind(kind: &str) -> Audience {
         _ if kind.starts_with("channel.") || kind.starts_with("member.") => Audience::Workspace { topic: "channel" },
         "file.uploaded" => Audience::Workspace { topic: "agent" },
         "webhook.received" => Audience::Workspace { topic: "channel" },
-        _ => Audience::Nobody,
+        _ => Audience::NoAgent,
     }
 }
 
@@ -47,7 +47,7 @@ pub(super) async fn notify_sockets(engine: &Engine, recorded: &RecordedEvents) {
             continue;
         }
         let (agents, topic, event_id) = match audience_of_kind(&event.kind) {
-            Audience::Nobody => continue,
+            Audience::NoAgent => continue,
             Audience::Workspace { topic } => match conversation_members(engine, recorded, event).await {
                 Some(members) => (Some(members), topic, None),
                 None => (None, topic, None),

@@ -125,8 +125,8 @@ impl Files {
             at,
             expires_at,
         };
-        let ceiling = self.quotas.limit(caller.scope, Quota::FileBytes).await?;
-        if !self.core.store.create_file(caller.scope, &new, ceiling).await? {
+        let quota = self.quotas.limit(caller.scope, Quota::FileBytes).await?;
+        if !self.core.store.create_file(caller.scope, &new, quota).await? {
             return Err(EngineError::LimitExceeded(Limit::Quota(Quota::FileBytes)));
         }
         let row = File {

@@ -1,8 +1,9 @@
 //! Delivery cursors of gateways (sent, acknowledged), written behind in batches.
 //!
 //! An ack counts once it is in Postgres. Only one move per mailbox and reporting provider waits in memory, so an outage
-//! of Postgres costs no memory. A write costs by the mailbox and not by the ack, so acks of many mailboxes gather for
-//! longer: a mailbox that is acked 50 times a second is then written four times instead of 50.
+//! of Postgres costs no memory: hence a map instead of a queue (`relay_tasks::batches`). A write costs by the mailbox and
+//! not by the ack, so acks of many mailboxes gather for longer: a mailbox that is acked 50 times a second is then written
+//! four times instead of 50.
 
 use std::{
     collections::{HashMap, HashSet},

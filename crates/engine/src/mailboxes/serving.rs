@@ -206,8 +206,8 @@ fn is_overdue(row: &StoredDelivery, now: chrono::DateTime<Utc>) -> bool {
     row.expires_at <= now && !row.settlement.is_some_and(is_terminal)
 }
 
-const fn is_terminal(exception: Settlement) -> bool {
-    !matches!(exception, Settlement::Deferred)
+const fn is_terminal(settlement: Settlement) -> bool {
+    !matches!(settlement, Settlement::Deferred)
 }
 
 /// Rows of a repair with their contents, and the memory that these take.

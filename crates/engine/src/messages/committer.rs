@@ -43,7 +43,7 @@ use crate::{
     Engine, EngineError, Inner,
     error::Fault,
     events::announcement::Announcement,
-    messages::{fanouts::OpenedFanout, publisher::Committed},
+    messages::{fanouts::OpenedFanout, publisher::CommittedBatch},
 };
 
 /// Recipients of a batch: it is complete once it has that many.
@@ -393,7 +393,7 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
         metrics::counter!(metric_names::COMMITS_IN_STEPS).increment(1);
     }
     let mut committed =
-        Committed { batch: batch.id, epoch: batch.epoch, sends: Vec::with_capacity(pending.len()), _ended: None };
+        CommittedBatch { batch: batch.id, epoch: batch.epoch, sends: Vec::with_capacity(pending.len()), _ended: None };
     let mut opened = Vec::new();
     for ((folded, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
         if matches!(outcome, SendOutcome::Stale | SendOutcome::Preceded | SendOutcome::SenderBusy) {
@@ -463,7 +463,7 @@ fn reply_to_repeats(repeats: Vec<PendingSend>, send: &NewSend, outcome: &SendOut
 }
 
 /// Announces the events with their messages, which are in memory.
-fn announce(engine: &Engine, committed: &Committed, events: Vec<RecordedEvents>) {
+fn announce(engine: &Engine, committed: &CommittedBatch, events: Vec<RecordedEvents>) {
     for recorded in events {
         let messages = if recorded.watched { committed.messages(recorded.scope) } else { HashMap::new() };
         engine.core().announce(Announcement::with_messages(recorded, messages));

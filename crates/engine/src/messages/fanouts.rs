@@ -23,7 +23,7 @@ use relay_store::{
 use relay_tasks::spawn_isolated;
 use tokio::{sync::oneshot, time::Instant};
 
-use super::publisher::{Committed, CommittedSend, stall_timeout};
+use super::publisher::{CommittedBatch, CommittedSend, stall_timeout};
 use crate::{Engine, EngineError, EngineResult, Inner, events::announcement::Announcement, recovery::Readiness};
 
 /// Longest wait of a reply for the last chunk. The message is accepted; its other deliveries follow.
@@ -101,7 +101,7 @@ impl OpenedFanout {
         let names = recipients.iter().map(|to| self.names.get(&to.agent_id).cloned().unwrap_or_default()).collect();
         let send = self.send.with_recipients(recipients, names, rows);
         let (ended, end) = oneshot::channel();
-        let committed = Committed { batch, epoch: chunk.epoch, sends: vec![send], _ended: Some(ended) };
+        let committed = CommittedBatch { batch, epoch: chunk.epoch, sends: vec![send], _ended: Some(ended) };
         if let Err(committed) = engine.inner.publisher.push(committed) {
             // The outbox relay will publish it; recipients need not wait for that.
             engine.hints().mailboxes_changed(committed.mailboxes());

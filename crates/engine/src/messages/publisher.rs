@@ -52,7 +52,7 @@ const SHORT_LIFE: TimeDelta = TimeDelta::minutes(1);
 const REPUBLISH_ROWS: usize = 512;
 const REPUBLISH_BYTES: usize = 1024 * 1024;
 
-pub(crate) struct Committed {
+pub(crate) struct CommittedBatch {
     pub(crate) batch: BatchId,
     /// Recovery epoch in which it was committed.
     pub(crate) epoch: Option<i64>,
@@ -126,7 +126,7 @@ impl CommittedSend {
     }
 }
 
-impl Committed {
+impl CommittedBatch {
     pub(crate) fn push(
         &mut self,
         send: NewSend,
@@ -222,17 +222,17 @@ pub(crate) fn location(node: &str, provider: &str) -> String {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Publisher {
-    sender: mpsc::Sender<Committed>,
+    sender: mpsc::Sender<CommittedBatch>,
 }
 
 impl Publisher {
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Committed>) {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<CommittedBatch>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self { sender }, receiver)
     }
 
     /// Queues a batch; returns it when the queue is full.
-    pub(crate) fn push(&self, committed: Committed) -> Result<(), Committed> {
+    pub(crate) fn push(&self, committed: CommittedBatch) -> Result<(), CommittedBatch> {
         self.sender.try_send(committed).map_err(|error| {
             metrics::counter!(metric_names::PUBLISH_SKIPPED).increment(1);
             error.into_inner()
@@ -241,7 +241,7 @@ impl Publisher {
 }
 
 /// Publishes batches in commit order until the engine is dropped.
-pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Receiver<Committed>) {
+pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Receiver<CommittedBatch>) {
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
     let (published, marks) = queue(MARKS);
     let published = Arc::new(published);
@@ -293,7 +293,7 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
 }
 
 /// Waits for JetStream's acknowledgement. After a stall or a failure it hints gateways to read Postgres.
-async fn wait_until_stored(engine: &Engine, stored: PendingStore, committed: &Committed, frames: usize) -> bool {
+async fn wait_until_stored(engine: &Engine, stored: PendingStore, committed: &CommittedBatch, frames: usize) -> bool {
     let wait = stored.wait();
     tokio::pin!(wait);
     let outcome = match tokio::time::timeout(stall_timeout(frames), &mut wait).await {
@@ -418,14 +418,14 @@ mod tests {
     use super::*;
     use crate::messages::fixture::{message, scope, send};
 
-    fn committed(text: &str) -> Committed {
+    fn committed(text: &str) -> CommittedBatch {
         let written = |seq, provider: Option<&str>| WrittenDelivery {
             seq,
             node_id: NodeId::new("n1"),
             provider: provider.map(ProviderName::new),
             expires_at: DateTime::UNIX_EPOCH + TimeDelta::minutes(seq),
         };
-        let mut committed = Committed { batch: BatchId::new(1), epoch: Some(7), sends: Vec::new(), _ended: None };
+        let mut committed = CommittedBatch { batch: BatchId::new(1), epoch: Some(7), sends: Vec::new(), _ended: None };
         let names = ["bob", "eve", "joe"].map(Arc::from).to_vec();
         let rows = vec![Some(written(1, Some("p1"))), None, Some(written(9, None))];
         committed.push(send(message(5, text), &[2, 3, 4]), names, rows, None);

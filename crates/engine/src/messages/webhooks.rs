@@ -95,8 +95,8 @@ impl Messages {
             token: TokenHash::from_token(&token),
             at: self.core.now(),
         };
-        let ceiling = self.quotas.limit(scope, Quota::Webhooks).await?.unwrap_or(MAX_PER_WORKSPACE);
-        if !self.core.store.create_webhook(scope, &new, ceiling.min(MAX_PER_WORKSPACE)).await? {
+        let quota = self.quotas.limit(scope, Quota::Webhooks).await?.unwrap_or(MAX_PER_WORKSPACE);
+        if !self.core.store.create_webhook(scope, &new, quota.min(MAX_PER_WORKSPACE)).await? {
             return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Webhooks)));
         }
         let (webhook_id, channel_id, created_at) = (new.webhook_id, channel.channel_id, new.at);

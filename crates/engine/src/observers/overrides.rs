@@ -185,10 +185,10 @@ mod tests {
             ),
         ] {
             let mut overrides = Overrides::default();
-            let told = format!("{known:?} with {row:?}");
+            let case = format!("{known:?} with {row:?}");
             overrides.apply(row.into_iter().collect());
             let present = overrides.current_view(&known, at(50));
-            assert_eq!(present.map(|p| p.view.scopes.iter().next()), expected.map(Some), "{told}");
+            assert_eq!(present.map(|p| p.view.scopes.iter().next()), expected.map(Some), "{case}");
         }
     }
 

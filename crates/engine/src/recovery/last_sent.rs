@@ -35,13 +35,13 @@ pub(crate) struct LastSent(Mutex<Generations>);
 
 #[derive(Debug, Default)]
 struct Generations {
-    current: HashMap<MailboxKey, Sent>,
+    current: HashMap<MailboxKey, SentPosition>,
     /// Dropped when the current one is full.
-    former: HashMap<MailboxKey, Sent>,
+    former: HashMap<MailboxKey, SentPosition>,
 }
 
 #[derive(Debug, Clone)]
-struct Sent {
+struct SentPosition {
     /// Last connection that sent, or the http_push node.
     fence: Fence,
     seq: Seq,
@@ -63,10 +63,10 @@ impl LastSent {
         if current.len() >= GENERATION {
             *former = std::mem::take(current);
         }
-        current.insert(key, Sent { fence: fence.clone(), seq });
+        current.insert(key, SentPosition { fence: fence.clone(), seq });
     }
 
-    fn read(&self) -> Vec<(MailboxKey, Sent)> {
+    fn read(&self) -> Vec<(MailboxKey, SentPosition)> {
         let generations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let all = generations.current.iter().chain(&generations.former);
         all.map(|(key, sent)| (*key, sent.clone())).collect()

@@ -57,7 +57,7 @@ const RESERVING_POOL_SIZE: u32 = 8;
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionPool {
     driver: PgPool,
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<KeptConnections>>,
     /// Time that Postgres gives each statement. `None`: as long as it needs; then no connection is kept.
     statement_limit: Option<Duration>,
     opening: Opening,
@@ -66,7 +66,7 @@ pub(crate) struct ConnectionPool {
 
 /// Connections between two uses.
 #[derive(Debug, Default)]
-struct Kept {
+struct KeptConnections {
     /// Sorted by their last use; the last one is used next.
     connections: Vec<KeptConnection>,
     /// Callers that wait for the driver's pool. Connections return to it for them.
@@ -77,7 +77,7 @@ struct Kept {
     returns: JoinSet<()>,
 }
 
-impl Kept {
+impl KeptConnections {
     /// Takes the connection that was used last for the purpose.
     fn take(&mut self, purpose: Purpose) -> Option<KeptConnection> {
         let index = self.connections.iter().rposition(|kept| kept.purpose == purpose)?;
@@ -230,7 +230,7 @@ impl ConnectionPool {
                     kept.give_back(unused.session, "SELECT");
                 }
             }
-            Waiting(self)
+            WaitingCaller(self)
         };
         // Apart from this future: the driver's has 14 kB, and each request that may begin a transaction would hold them, and
         // move them twice.
@@ -289,7 +289,7 @@ impl ConnectionPool {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, KeptConnections> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -303,9 +303,9 @@ impl ConnectionPool {
 }
 
 /// Caller that is counted as waiting until this is dropped.
-struct Waiting<'a>(&'a ConnectionPool);
+struct WaitingCaller<'a>(&'a ConnectionPool);
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingCaller<'_> {
     fn drop(&mut self) {
         self.0.lock().waiting -= 1;
     }

@@ -55,7 +55,7 @@ impl<'c> Executor<'c> for &'c mut Session {
     {
         match self.statements {
             Statements::Named => self.connection.fetch_many(query),
-            Statements::Unnamed => self.connection.fetch_many(Unnamed(query)),
+            Statements::Unnamed => self.connection.fetch_many(UnnamedQuery(query)),
         }
     }
 
@@ -66,7 +66,7 @@ impl<'c> Executor<'c> for &'c mut Session {
     {
         match self.statements {
             Statements::Named => self.connection.fetch_optional(query),
-            Statements::Unnamed => self.connection.fetch_optional(Unnamed(query)),
+            Statements::Unnamed => self.connection.fetch_optional(UnnamedQuery(query)),
         }
     }
 
@@ -87,9 +87,9 @@ impl<'c> Executor<'c> for &'c mut Session {
 
 /// Query that the driver prepares without a name. It sends preparation and execution separately, so both have to be in
 /// one transaction.
-struct Unnamed<E>(E);
+struct UnnamedQuery<E>(E);
 
-impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for Unnamed<E> {
+impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for UnnamedQuery<E> {
     fn sql(self) -> SqlStr {
         self.0.sql()
     }

@@ -4,8 +4,9 @@
 //!
 //! One statement, which is its own transaction: one round trip, and locks that are held for the length of the statement
 //! instead of four round trips. It writes only if all facts hold that the sends were resolved with, no key was used
-//! before, no workspace is watched, and no author has an open fan-out that precedes. That is the usual case. Otherwise it writes nothing, and the batch takes the
-//! transaction with a statement per step ([`crate::messages::commit_in_steps`]), which finds an outcome for each send.
+//! before, no workspace is watched, and no author has an open fan-out that precedes. That is the usual case. Otherwise it
+//! writes nothing, and the batch takes the transaction with a statement per step
+//! ([`crate::messages::commit_in_steps`]), which finds an outcome for each send.
 
 use chrono::{DateTime, NaiveDate, Utc};
 use relay_domain::{

@@ -28,9 +28,9 @@ pub enum ClientAddress {
 impl ClientAddress {
     /// Returns the client's address: the peer or, if the peer is a trusted proxy, the last untrusted address of
     /// `X-Forwarded-For`. Addresses to the left of it are sent by the client and prove nothing.
-    pub(super) fn of(request: &Request, trusted: &[IpNet]) -> Self {
+    pub(super) fn of_request(request: &Request, trusted: &[IpNet]) -> Self {
         match request.extensions().get::<ConnectInfo<PeerAddress>>() {
-            Some(ConnectInfo(PeerAddress(peer))) => Self::behind(peer.ip(), request.headers(), trusted),
+            Some(ConnectInfo(PeerAddress(peer))) => Self::from_peer(peer.ip(), request.headers(), trusted),
             None => Self::Unknown,
         }
     }
@@ -40,7 +40,7 @@ impl ClientAddress {
         parts.extensions.get().copied().unwrap_or(Self::Unknown)
     }
 
-    fn behind(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> Self {
+    fn from_peer(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> Self {
         let is_trusted = |address: &IpAddr| trusted.iter().any(|network| network.contains(address));
         let peer = peer.to_canonical();
         let mut client = Self::Peer(peer);
@@ -89,7 +89,7 @@ mod tests {
             ("::ffff:10.0.0.1", "2001:db8::1", &proxies, "2001:db8::1"),
         ] {
             let headers = HeaderMap::from_iter([(FORWARDED_FOR, HeaderValue::from_static(forwarded))]);
-            let client = ClientAddress::behind(peer.parse().unwrap(), &headers, trusted);
+            let client = ClientAddress::from_peer(peer.parse().unwrap(), &headers, trusted);
             assert_eq!(client.ip(), Some(expected.parse().unwrap()), "{peer} {forwarded}");
             assert_eq!(matches!(client, ClientAddress::Forwarded(_)), expected != peer.trim_start_matches("::ffff:"));
         }

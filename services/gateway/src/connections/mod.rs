@@ -242,7 +242,7 @@ impl<S: Sync> FromRequestParts<S> for Client {
 /// # Errors
 /// 503 `too_many_connections`: the address has too many connections.
 pub(crate) fn admit_request(state: &AppState, request: &mut Request) -> Result<HeldPlaces, ApiError> {
-    let client = ClientAddress::of(request, &state.connections.trusted_proxies);
+    let client = ClientAddress::of_request(request, &state.connections.trusted_proxies);
     request.extensions_mut().insert(client);
     let address = state.connections.admit_forwarded(client).map_err(|limit| {
         limit.count_refusal();

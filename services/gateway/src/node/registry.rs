@@ -32,7 +32,7 @@ use super::{
     notices::{MissedWindow, Notice},
     queue::{Receiver, Sender, queue},
     relist_pause::RelistPause,
-    silence_checks::{MAILBOXES_PER_QUERY, Unchecked},
+    silence_checks::{MAILBOXES_PER_QUERY, UncheckedPlaces},
 };
 
 /// Least time between two checks of all mailboxes, and two of all bindings, after messages were lost.
@@ -130,7 +130,7 @@ pub struct Registry {
     hinted: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
     hinted_notify: Arc<Notify>,
     /// Compared by the next silence check whether or not the change feed names them.
-    pub(super) unchecked: Arc<Mutex<Unchecked>>,
+    pub(super) unchecked: Arc<Mutex<UncheckedPlaces>>,
     /// Workspaces that are said to be deleted and have connections here.
     pub(super) ended: Arc<Mutex<HashSet<WorkspaceScope>>>,
     pub(super) ended_notify: Arc<Notify>,

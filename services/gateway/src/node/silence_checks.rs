@@ -2,8 +2,8 @@
 //! at-most-once, so silence proves nothing.
 //!
 //! The change feed names the mailboxes and nodes that have changed since the last check, and only those are compared
-//! (ADR 0052). [`Unchecked`] holds what a check may have missed: routes that were set since, and comparisons that failed.
-//! Everything is compared at the start, after a recovery, and every few minutes as a safety net.
+//! (ADR 0052). [`UncheckedPlaces`] holds what a check may have missed: routes that were set since, and comparisons that
+//! failed. Everything is compared at the start, after a recovery, and every few minutes as a safety net.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -35,7 +35,7 @@ pub(super) const MAILBOXES_PER_QUERY: usize = 1000;
 
 /// Mailboxes and nodes that the next silence check compares.
 #[derive(Debug, Default)]
-pub(super) struct Unchecked {
+pub(super) struct UncheckedPlaces {
     mailboxes: HashSet<(WorkspaceScope, AgentId)>,
     nodes: HashSet<(WorkspaceScope, NodeId)>,
 }
@@ -131,7 +131,7 @@ impl Registry {
     }
 
     async fn compare_unchecked(&self, engine: &Engine) {
-        let Unchecked { mailboxes, nodes } = std::mem::take(&mut *self.unchecked());
+        let UncheckedPlaces { mailboxes, nodes } = std::mem::take(&mut *self.unchecked());
         let mailboxes: Vec<_> = mailboxes.into_iter().collect();
         for slice in mailboxes.chunks(MAILBOXES_PER_QUERY) {
             self.compare_mailboxes(engine, slice).await;
@@ -241,7 +241,7 @@ impl Registry {
         }
     }
 
-    fn unchecked(&self) -> MutexGuard<'_, Unchecked> {
+    fn unchecked(&self) -> MutexGuard<'_, UncheckedPlaces> {
         self.unchecked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -292,7 +292,7 @@ mod tests {
         changes: &[MailboxChange],
         inboxes: &mut [&mut Receiver<Event>],
     ) -> (Vec<i64>, Vec<bool>) {
-        *registry.unchecked() = Unchecked::default();
+        *registry.unchecked() = UncheckedPlaces::default();
         registry.apply_changes(changes);
         let mut behind: Vec<i64> = registry.unchecked().mailboxes.iter().map(|(_, agent)| agent.get()).collect();
         behind.sort_unstable();

@@ -74,7 +74,7 @@ impl Account {
                     Charge::AcquireFirst => {}
                 }
                 let turn = Arc::clone(&self.turn).lock_owned().await;
-                if turn.is_some_and(|away| away.elapsed() < OUTAGE_BACKOFF) {
+                if turn.is_some_and(|failed_at| failed_at.elapsed() < OUTAGE_BACKOFF) {
                     return ChargeOutcome::Unknown;
                 }
                 // Another request may have acquired units during the wait.
@@ -122,7 +122,7 @@ impl Account {
         if charged == Charge::Accepted
             && wants_more
             && let Ok(turn) = Arc::clone(&self.turn).try_lock_owned()
-            && turn.is_none_or(|away| away.elapsed() >= OUTAGE_BACKOFF)
+            && turn.is_none_or(|failed_at| failed_at.elapsed() >= OUTAGE_BACKOFF)
         {
             self.refill_in_background(core, turn);
         }

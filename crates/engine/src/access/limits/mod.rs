@@ -137,7 +137,7 @@ impl RateLimits {
     ) -> Option<Admission> {
         let limits = &self.limits;
         let limit_units =
-            family.bucket().units_per_window(self.quotas.of(scope).await.ok()?.limits.requests_per_minute);
+            family.bucket().units_per_window(self.quotas.load(scope).await.ok()?.limits.requests_per_minute);
         if !limits.config.requests {
             let (_, reset_at) = rate_limit::window_at(scope.workspace_id().get(), self.core.now().timestamp());
             let limit = limit_units / family.cost();

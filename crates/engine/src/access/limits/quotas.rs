@@ -91,7 +91,7 @@ impl QuotaCache {
     ///
     /// # Errors
     /// When the workspace has been deleted.
-    pub async fn of(&self, scope: WorkspaceScope) -> EngineResult<Quotas> {
+    pub async fn load(&self, scope: WorkspaceScope) -> EngineResult<Quotas> {
         if let Some(known) = self.known.get(scope.workspace_id()).await {
             return Ok(known);
         }
@@ -126,12 +126,12 @@ impl QuotaCache {
         }
         self.forget(scope.workspace_id());
         self.core.hints.quotas_changed(scope);
-        self.of(scope).await
+        self.load(scope).await
     }
 
     /// Returns the limit of one quota; `None` for unlimited. The count belongs into the transaction that adds one.
     pub async fn limit(&self, scope: WorkspaceScope, quota: Quota) -> EngineResult<Option<i64>> {
-        Ok(self.of(scope).await?.limits.quota(quota))
+        Ok(self.load(scope).await?.limits.quota(quota))
     }
 
     /// Invalidates the cached quotas of a workspace.

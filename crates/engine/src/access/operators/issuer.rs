@@ -1,6 +1,6 @@
 //! OIDC issuer of operator tokens: fetches and caches its keys, and verifies JWTs.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty, Limited};
@@ -21,7 +21,6 @@ use crate::{
     EngineError, EngineResult,
     access::jwt,
     error::{BadCredential, Dependency},
-    settings::is_loopback,
 };
 
 const MAX_JWT_BYTES: usize = 16 * 1024;
@@ -203,8 +202,8 @@ fn usable_key(jwk: &Jwk) -> Option<Key> {
         }
         _ => return None,
     };
-    if jwk.common.key_algorithm.is_some_and(|told| told != named)
-        || jwk.common.public_key_use.as_ref().is_some_and(|told| *told != PublicKeyUse::Signature)
+    if jwk.common.key_algorithm.is_some_and(|declared| declared != named)
+        || jwk.common.public_key_use.as_ref().is_some_and(|declared| *declared != PublicKeyUse::Signature)
     {
         return None;
     }
@@ -215,6 +214,11 @@ fn usable_key(jwk: &Jwk) -> Option<Key> {
 fn max_age(header: &str) -> Option<Duration> {
     let seconds = header.split(',').find_map(|part| part.trim().strip_prefix("max-age=")?.parse::<u64>().ok())?;
     Some(Duration::from_secs(seconds.clamp(MAX_AGE_SECONDS.0, MAX_AGE_SECONDS.1)))
+}
+
+/// Returns whether a host is this machine by name or address, an IPv6 one with or without brackets.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// Accepts https, and http on the loopback interface: keys must not travel in clear text.

@@ -13,7 +13,7 @@ use relay_domain::{
 
 use self::issuer::Issuer;
 pub use self::issuer::IssuerConfig;
-pub(crate) use self::issuer::check_url as check_issuer_url;
+pub(crate) use self::issuer::{check_url as check_issuer_url, is_loopback};
 use crate::{
     EngineError, EngineResult,
     access::{
@@ -104,7 +104,7 @@ impl Operators {
 
 impl QuotaCache {
     pub async fn for_operator(&self, workspace: &str) -> EngineResult<Quotas> {
-        self.of(scope_for_operator(workspace)?).await
+        self.load(scope_for_operator(workspace)?).await
     }
 
     /// Assigns a plan, if given, and replaces the overrides, for an operator.

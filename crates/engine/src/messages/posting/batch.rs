@@ -80,13 +80,13 @@ struct OpenPost {
 }
 
 /// Post that is open, or the message of an earlier request.
-enum Prepared {
+enum PreparedPost {
     Open(Sender, PostRequest),
     Sent(PostedMessage),
 }
 
 /// Send that can be queued.
-struct Resolved {
+struct ResolvedSend {
     send: NewSend,
     names: Vec<Arc<str>>,
     audience: Arc<Audience>,
@@ -113,8 +113,10 @@ impl Messages {
         let prepared: Vec<_> = stream::iter(prepared).buffered(CONCURRENT_RESOLUTIONS).collect().await;
         for (index, prepared) in prepared.into_iter().enumerate() {
             match prepared {
-                Ok(Prepared::Open(sender, request)) => open.push(OpenPost { index, sender, request, is_stale: false }),
-                Ok(Prepared::Sent(sent)) => outcomes[index] = Some(Ok(sent)),
+                Ok(PreparedPost::Open(sender, request)) => {
+                    open.push(OpenPost { index, sender, request, is_stale: false })
+                }
+                Ok(PreparedPost::Sent(sent)) => outcomes[index] = Some(Ok(sent)),
                 Err(error) => outcomes[index] = Some(Err(error)),
             }
         }
@@ -160,7 +162,7 @@ impl Messages {
         caller: BatchCaller<'_>,
         authors: &HashMap<String, NodeAuthor>,
         post: BatchPost,
-    ) -> EngineResult<Prepared> {
+    ) -> EngineResult<PreparedPost> {
         let BatchPost { target, from, mut draft, key } = post;
         let sender = match caller {
             BatchCaller::Agent(_) if from.is_some() && target.is_channel() => {
@@ -190,14 +192,14 @@ impl Messages {
             BatchTarget::To(target) => target.normalize(&sender.name)?,
             BatchTarget::Address(address) => match self.resolve_address(&sender, &address, key.as_ref()).await? {
                 AddressedPost::To(name) => Target::Agent(name).normalize(&sender.name)?,
-                AddressedPost::Sent(sent) => return Ok(Prepared::Sent(*sent)),
+                AddressedPost::Sent(sent) => return Ok(PreparedPost::Sent(*sent)),
             },
         };
         check_draft(&draft)?;
         self.core.authorize(&sender, Operation::Send).await?;
         // Behind every fan-out of the author, since an earlier post of the batch may be one.
         let arrived = MessageId::new(i64::MAX);
-        Ok(Prepared::Open(sender, PostRequest { target, draft, key, events: Vec::new(), arrived }))
+        Ok(PreparedPost::Open(sender, PostRequest { target, draft, key, events: Vec::new(), arrived }))
     }
 
     /// Resolves posts and commits them in their order.
@@ -212,7 +214,7 @@ impl Messages {
         let mut round = Round::default();
         let mut is_wide_run = false;
         for (post, resolved) in resolved {
-            let Resolved { mut send, names, audience } = match resolved {
+            let ResolvedSend { mut send, names, audience } = match resolved {
                 Ok(resolved) => resolved,
                 Err(error) => {
                     let outcome = self.find_post_after(error, &post.sender, &post.request).await;
@@ -239,13 +241,13 @@ impl Messages {
         round
     }
 
-    async fn resolve_post(&self, post: &OpenPost) -> EngineResult<Resolved> {
+    async fn resolve_post(&self, post: &OpenPost) -> EngineResult<ResolvedSend> {
         let OpenPost { sender, request, is_stale, .. } = post;
         let source = if *is_stale { AudienceSource::Storage } else { AudienceSource::Cache };
         let attachments = self.files.attachments(sender.scope, &request.draft.attachments).await?;
         let (audience, thread) = self.resolve_target(sender, &request.target, source).await?;
         let (send, names) = self.build_send(sender, &audience, thread, request, &attachments)?;
-        Ok(Resolved { send, names, audience })
+        Ok(ResolvedSend { send, names, audience })
     }
 
     /// Waits for the replies to the queued sends.

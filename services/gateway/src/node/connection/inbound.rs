@@ -32,7 +32,7 @@ pub(super) const TOO_LARGE: Close = (1009, "frame too large");
 const TOO_SLOW: Close = (1013, "frame took too long");
 
 /// Arrival on a socket.
-pub(super) enum Received {
+pub(super) enum ReadOutcome {
     /// Message, with the memory that it takes until it was handled, unless it is small.
     Message(Message, Option<FrameMemory>),
     /// The socket cannot be read.
@@ -60,25 +60,25 @@ impl Inbound {
 
     /// Returns the next message, once there is memory for it. Until then the socket is not read, which slows the sender
     /// down. May be cancelled.
-    pub(super) async fn next(&mut self) -> Option<Received> {
+    pub(super) async fn next(&mut self) -> Option<ReadOutcome> {
         while self.unread.is_none() {
             let due = self.arriving.as_ref().map(|(_, due)| *due);
             tokio::select! {
                 biased;
                 message = self.socket.next() => match message? {
                     Ok(message) => self.on_message(message),
-                    Err(error) => return Some(Received::Failed(error)),
+                    Err(error) => return Some(ReadOutcome::Failed(error)),
                 },
                 () = self.gate.full() => {
                     if self.arriving.is_some() {
-                        return Some(Received::Refused(TOO_LARGE));
+                        return Some(ReadOutcome::Refused(TOO_LARGE));
                     }
                     let memory = self.bodies.reserve_frame(self.family, FRAME_LIMIT).await;
                     self.arriving = memory.map(|memory| (memory, Instant::now() + MESSAGE_TIMEOUT));
                     self.gate.set_limit(FRAME_LIMIT + HEADER_BYTES);
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                    return Some(Received::Refused(TOO_SLOW));
+                    return Some(ReadOutcome::Refused(TOO_SLOW));
                 }
             }
         }
@@ -88,7 +88,7 @@ impl Inbound {
             Message::Binary(bytes) => (bytes.len(), ""),
             // A large message may still be arriving around it.
             Message::Ping(_) | Message::Pong(_) | Message::Close(_) => {
-                return self.unread.take().map(|message| Received::Message(message, None));
+                return self.unread.take().map(|message| ReadOutcome::Message(message, None));
             }
         };
         let text = match self.arriving.take() {
@@ -102,7 +102,7 @@ impl Inbound {
             Some(text) => Some(self.bodies.reserve_values(self.family, text, frame).await),
             None => None,
         };
-        self.unread.take().map(|message| Received::Message(message, memory))
+        self.unread.take().map(|message| ReadOutcome::Message(message, memory))
     }
 
     fn on_message(&mut self, message: Message) {

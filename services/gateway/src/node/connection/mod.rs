@@ -54,7 +54,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     control::ControlContext,
     effects::{Conditions, Effect, Input},
-    inbound::{Inbound, Received, TOO_LARGE},
+    inbound::{Inbound, ReadOutcome, TOO_LARGE},
     jobs::{Job, JobResult, TailStream},
     outbound::{DeliveryTraces, Outbound},
     registration::INTERNAL,
@@ -175,9 +175,9 @@ impl Connection {
                 Some(event) = events.recv() => Input::Event(event),
                 Some(done) = self.jobs.next(), if !self.jobs.is_empty() => Input::Job(done),
                 frame = inbound.next(), if accepts_input => match frame {
-                    Some(Received::Message(message, memory)) => Input::Message(message, memory),
-                    Some(Received::Refused(close)) => return self.state.close(close),
-                    Some(Received::Failed(error)) => {
+                    Some(ReadOutcome::Message(message, memory)) => Input::Message(message, memory),
+                    Some(ReadOutcome::Refused(close)) => return self.state.close(close),
+                    Some(ReadOutcome::Failed(error)) => {
                         if let Some(close) = close_after_error(&error) {
                             self.state.close(close);
                         }

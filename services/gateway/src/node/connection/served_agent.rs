@@ -29,7 +29,7 @@ const REPLAY_FROM_ONE: Seq = 100_000;
 pub(super) struct OutgoingFrame {
     pub(super) body: OutgoingBody,
     /// Counted while it waits.
-    pub(super) _buffered: Buffered,
+    pub(super) _buffered: BufferedBytes,
     /// None for a tombstone.
     pub(super) delivery_id: Option<String>,
     pub(super) traceparent: Option<String>,
@@ -81,15 +81,15 @@ pub(super) struct BufferCount(Arc<AtomicUsize>);
 
 /// Bytes of one waiting frame, counted until this is dropped.
 #[derive(Debug)]
-pub(super) struct Buffered {
+pub(super) struct BufferedBytes {
     count: BufferCount,
     bytes: usize,
 }
 
 impl BufferCount {
-    pub(super) fn add(&self, bytes: usize) -> Buffered {
+    pub(super) fn add(&self, bytes: usize) -> BufferedBytes {
         self.0.fetch_add(bytes, Relaxed);
-        Buffered { count: self.clone(), bytes }
+        BufferedBytes { count: self.clone(), bytes }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -97,7 +97,7 @@ impl BufferCount {
     }
 }
 
-impl Drop for Buffered {
+impl Drop for BufferedBytes {
     fn drop(&mut self) {
         self.count.0.fetch_sub(self.bytes, Relaxed);
     }
