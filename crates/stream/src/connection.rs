@@ -255,6 +255,7 @@ impl Stream {
         replicas: u8,
     ) -> StreamResult<HashMap<String, String>> {
         let found = self.jetstream.get_stream(name).await.ok();
+        // A stream that does not exist yet has none.
         let mut metadata = found.map(|stream| stream.cached_info().config.metadata.clone()).unwrap_or_default();
         // Drop the keys that NATS adds itself, otherwise the update is refused.
         metadata.retain(|key, _| key == REBUILT);

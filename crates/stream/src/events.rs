@@ -59,6 +59,7 @@ impl EventTail {
     }
 
     fn decode(&self, message: Message) -> Option<EventRecord> {
+        // Without headers, which carry its code, a message does not verify.
         let headers = message.headers.unwrap_or_default();
         if !self.keys.verify_headers(MessageKind::Event, &self.subject, record_fields(&headers), &message.payload) {
             return None;

@@ -125,6 +125,7 @@ impl futures::Stream for Tail {
 
 impl Tail {
     fn decode(&self, message: Message) -> LiveCopy {
+        // Without headers, which carry its code, a message does not verify.
         let headers = message.headers.unwrap_or_default();
         if !self.keys.verify_headers(MessageKind::Delivery, &self.subject, frame_fields(&headers), &message.payload) {
             return LiveCopy::WakeUp;

@@ -228,6 +228,7 @@ impl Actions {
         if message.agent_id != webhook_agent(scope) {
             return Ok(false);
         }
+        // Metadata is stored as JSON, so it parses.
         let metadata: Value = serde_json::from_str(message.metadata.get()).unwrap_or_default();
         for named in [&metadata["invocation_id"], &metadata["payload"]["invocation_id"]] {
             if let Some(id) = named.as_str().and_then(|id| id.parse().ok())

@@ -65,6 +65,7 @@ impl Mailboxes {
             let Some(waiting) = waiting.as_ref().filter(may_wait) else {
                 return self.load_claimed(caller, &[]).await;
             };
+            // A lease that has ended is waited for no longer.
             let back = next.map(|at| (at - self.core.now()).to_std().unwrap_or_default() + Duration::from_millis(5));
             let pause = back.unwrap_or(POLL_EVERY).min(POLL_EVERY);
             let look_at = until.min(Instant::now() + pause);

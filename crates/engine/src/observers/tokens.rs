@@ -138,6 +138,7 @@ impl Observers {
                 Ok(*row)
             }
             ObserverTokenUpdate::NameTaken => {
+                // Only a given name can be taken.
                 Err(EngineError::Conflict(Conflict::ObserverTokenName(change.name.unwrap_or_default())))
             }
             ObserverTokenUpdate::Missing => Err(EngineError::NotFound(Missing::ObserverToken)),

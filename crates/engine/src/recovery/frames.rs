@@ -60,6 +60,7 @@ pub(super) fn read_delivery(logged: LoggedFrame) -> Option<LoggedDelivery> {
     let is_message = frame.as_ref().is_none_or(|frame| {
         matches!(frame.payload.kind.as_str(), "message.created" | "thread.reply" | "dm.received" | "group_dm.received")
     });
+    // A frame whose text is lost, or has the mode of a later version, is delivered like most.
     let mode = frame.as_ref().and_then(|frame| frame.mode.parse::<Mode>().ok()).unwrap_or_default();
     let message = frame.filter(|_| is_message).and_then(|frame| read_message(frame.payload.data));
     // A redrive was created when it was stored, anything else with its source.

@@ -109,6 +109,7 @@ impl Workspaces {
         self.core.store.index_newest(scope, INDEX_TAIL_LIMIT).await?;
         let (today, since) = self.window(days);
         let posted = self.core.store.workspace_stats(scope, since, today).await?;
+        // A constant of seconds, which fits.
         let live_since = self.core.now() - TimeDelta::from_std(LIVENESS_TTL).unwrap_or_default();
         let now = self.core.store.workspace_counts(scope, live_since).await?;
         Ok(Stats { since: since.and_time(chrono::NaiveTime::MIN).and_utc(), posted, now })

@@ -67,6 +67,7 @@ pub fn deliver_frame(id: DeliveryId, agent: &str, seq: i64, mode: Mode, payload:
 #[must_use]
 pub fn tombstone_frame(agent_id: AgentId, agent: &str, seq: i64) -> Bytes {
     let id = format!("tomb_{agent_id}_{seq}");
+    // The literal is JSON.
     let payload = RawValue::from_string(r#"{"type":"delivery.expired","data":{}}"#.to_owned()).unwrap_or_default();
     encode(&Deliver {
         v: 1,
@@ -131,6 +132,7 @@ impl SharedPayloads {
             Content::Unread { .. } | Content::Dropped => return None,
         };
         let frame = Deliver::of_delivery(row.id(), &row.agent_name, row.seq, row.mode, RawValue::NULL);
+        // Strings and numbers always encode.
         let mut head = serde_json::to_string(&frame).unwrap_or_default();
         head.truncate(head.len().saturating_sub("null}".len()));
         Some(SharedFrame { head, payload: Arc::clone(payload) })

@@ -50,6 +50,7 @@ pub async fn upload(
 ) -> Result<Reply<wire::DeclaredFile>, ApiError> {
     let request = DeclareFile { filename: body.filename, content_type: body.content_type, size_bytes: body.size_bytes };
     let declared = state.engine.files().declare(&caller, &request).await?;
+    // A file that was just declared has a token.
     let upload_url = base.transfer_url(declared.token.as_deref().unwrap_or_default());
     let expires_at = declared.expires_at.into();
     let file = to_file(FileWithToken { token: None, ..declared }, &base);

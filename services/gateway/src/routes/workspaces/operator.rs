@@ -131,6 +131,7 @@ pub async fn retire_signing_key(
 fn to_quotas(quotas: Quotas) -> wire::Quotas {
     wire::Quotas {
         plan: quotas.plan.as_str(),
+        // Numbers always encode.
         own: serde_json::to_value(quotas.overrides).unwrap_or_default(),
         limits: serde_json::to_value(quotas.limits).unwrap_or_default(),
     }
