@@ -64,7 +64,7 @@ pub(crate) fn batched_messages(
     }
 }
 
-/// Posts the messages of one sender until nobody can queue more.
+/// Posts the messages of one sender until the queue takes no more.
 async fn post_batches(
     workspace: Workspace,
     turn: usize,

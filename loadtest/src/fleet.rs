@@ -80,14 +80,14 @@ impl Fleet {
         for (number, spec) in specs.iter().enumerate() {
             let spec = NodeSpec { received: Some(Received::default()), ..spec.clone() };
             let (workspace, collector, ends) = (workspace.clone(), Arc::clone(collector), Arc::clone(ends));
-            let (tell, told) = oneshot::channel();
-            registered.push(told);
+            let (report, reported) = oneshot::channel();
+            registered.push(reported);
             receivers.spawn(async move {
-                let mut tell = Some(tell);
+                let mut report = Some(report);
                 for turn in number.. {
                     match NodeSocket::open(workspace.pool(turn).address(), &spec, Arc::clone(&collector)).await {
                         Ok(socket) => {
-                            let _ = tell.take().map(|tell| tell.send(()));
+                            let _ = report.take().map(|report| report.send(()));
                             socket.run(&spec.access.id).await;
                             ends.fetch_add(1, Ordering::Relaxed);
                         }
@@ -97,8 +97,8 @@ impl Fleet {
             });
         }
         let all = async {
-            while let Some(told) = registered.next().await {
-                told?
+            while let Some(reported) = registered.next().await {
+                reported?
             }
             anyhow::Ok(())
         };

@@ -56,7 +56,11 @@ impl Sockets {
     }
 
     /// Connects the direct nodes of the callers. `told` counts the outcomes.
-    pub(crate) async fn callers(workspace: &Workspace, nodes: Vec<NodeAccess>, told: &Arc<Collector>) -> Result<Self> {
+    pub(crate) async fn callers(
+        workspace: &Workspace,
+        nodes: Vec<NodeAccess>,
+        reported: &Arc<Collector>,
+    ) -> Result<Self> {
         let mut tasks = JoinSet::new();
         for (number, access) in nodes.into_iter().enumerate() {
             let register = json!({
@@ -65,20 +69,20 @@ impl Sockets {
                 "version": "relay-loadtest/1",
             });
             let stream = open(workspace.pool(number).address(), &access, &register).await?;
-            let told = Arc::clone(told);
+            let reported = Arc::clone(reported);
             tasks.spawn(async move {
                 let why = run(stream, &access.id, |frame| {
                     match frame["payload"]["type"].as_str() {
                         Some("action.completed") => {
-                            told.delivered(frame["payload"]["data"]["output"]["text"].as_str().and_then(sent_at));
+                            reported.delivered(frame["payload"]["data"]["output"]["text"].as_str().and_then(sent_at));
                         }
-                        Some("action.failed") => told.out_of_order(|| format!("{frame}")),
+                        Some("action.failed") => reported.out_of_order(|| format!("{frame}")),
                         _ => {}
                     }
                     None
                 });
                 let Err(why) = why.await else { return };
-                told.closed(|| format!("socket of {}: {why:#}", access.name));
+                reported.closed(|| format!("socket of {}: {why:#}", access.name));
             });
         }
         Ok(Self { _tasks: tasks })

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_takes_nothing_delays_nobody_and_is_told_of_the_loss() {
+    fn a_reader_that_takes_nothing_delays_no_caller_and_sees_the_loss() {
         let slow = Slow::default();
         let mut lines = LogLines::start(slow.clone()).expect("a thread");
         let taken = slow.0.lock().expect("a lock");

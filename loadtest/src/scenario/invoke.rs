@@ -29,23 +29,24 @@ pub(super) async fn run(common: &Common, nodes: usize, burst: usize, rate: f64, 
     let target = Target::start(common, common.gateways.into()).await?;
     let workspace = Workspace::create(&target.urls()).await?;
     let callers = workspace.agents("caller", CALLERS).await?;
-    let (asked, told) = (Arc::new(Collector::default()), Arc::new(Collector::default()));
+    let (asked, reported) = (Arc::new(Collector::default()), Arc::new(Collector::default()));
     let _handlers = Sockets::handlers(&workspace, nodes, &asked).await?;
     let direct = workspace.direct_nodes(&callers).await?;
-    let _callers = Sockets::callers(&workspace, direct, &told).await?;
+    let _callers = Sockets::callers(&workspace, direct, &reported).await?;
     let send = invocations(&workspace, &callers);
 
     let warm = Load { duration: common.warming(), ..Load::paced(rate, common.warming()) };
-    window("warm-up", &target, (&asked, &told), &warm, send.clone()).await;
+    window("warm-up", &target, (&asked, &reported), &warm, send.clone()).await;
     let paced = Load::paced(rate, common.window());
     let (paced, to_frame) =
-        window(&format!("invoke at {rate}/s over {nodes} nodes"), &target, (&asked, &told), &paced, send.clone()).await;
+        window(&format!("invoke at {rate}/s over {nodes} nodes"), &target, (&asked, &reported), &paced, send.clone())
+            .await;
     // CPU seconds of 100 000 outcomes are hundredths of a millisecond of each.
     let cpu_ms = paced.cpu_per_100k().map(|seconds| seconds / 100.0);
     report.add(paced);
     let load = Load::counted(AT_ONCE, burst);
     let (burst_row, burst_to_frame) =
-        window(&format!("invoke {burst} at once over {nodes} nodes"), &target, (&asked, &told), &load, send).await;
+        window(&format!("invoke {burst} at once over {nodes} nodes"), &target, (&asked, &reported), &load, send).await;
     report.add(burst_row);
     let mut ratio = |target, what, value: Option<f64>, ship, goal| {
         if let Some(value) = value {
@@ -64,12 +65,12 @@ pub(super) async fn run(common: &Common, nodes: usize, burst: usize, rate: f64, 
 async fn window(
     run: &str,
     target: &Target,
-    (asked, told): (&Arc<Collector>, &Arc<Collector>),
+    (asked, reported): (&Arc<Collector>, &Arc<Collector>),
     load: &Load,
     send: impl Sender,
 ) -> (Row, Option<Latency>) {
     asked.reset(crate::payload::now_micros());
-    let mut row = measure(run, &target.roots(), told, load, send).await;
+    let mut row = measure(run, &target.roots(), reported, load, send).await;
     let to_frame = Latency::of(asked.take_samples());
     if let Some(latency) = to_frame {
         row.notes.insert(0, format!("to frame p50 {:.2} p99 {:.2} ms", latency.p50_ms, latency.p99_ms));

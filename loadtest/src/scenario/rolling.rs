@@ -65,7 +65,7 @@ pub(crate) async fn run(common: &Common, rate: f64, agents: usize, report: &mut 
         row.problems.push(format!("{missing} deliveries never came"));
     }
     let replaced = took?;
-    tell(&mut row, &front, &ends, repeated, replaced);
+    add_columns(&mut row, &front, &ends, repeated, replaced);
     let rolling = report.add(row);
     compare(report, steady, rolling);
     Ok(())
@@ -89,7 +89,7 @@ async fn replace_all(target: &Target, front: &Front) -> Result<Vec<Duration>> {
     Ok(took)
 }
 
-fn tell(row: &mut Row, front: &Front, ends: &AtomicU64, repeated: u64, replaced: Vec<Duration>) {
+fn add_columns(row: &mut Row, front: &Front, ends: &AtomicU64, repeated: u64, replaced: Vec<Duration>) {
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let (server_errors, no_answers) = (count(&front.server_errors), count(&front.no_answers));
     row.notes.push(format!(

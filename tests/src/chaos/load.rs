@@ -141,14 +141,14 @@ impl Senders {
     /// Stops the senders and returns their results. A message that a client would have given up is an error.
     pub async fn stop(self) -> Result<SendReport> {
         self.stopped.store(true, Ordering::Relaxed);
-        let mut told = SendReport::default();
+        let mut reported = SendReport::default();
         for task in self.tasks {
             for one in task.await.context("a sender panicked")?? {
-                told.sent.push(one.sent);
-                told.server_errors += one.server_errors;
-                told.no_answers += one.no_answers;
+                reported.sent.push(one.sent);
+                reported.server_errors += one.server_errors;
+                reported.no_answers += one.no_answers;
             }
         }
-        Ok(told)
+        Ok(reported)
     }
 }

@@ -15,8 +15,8 @@ async fn a_durable_outcome_waits_in_the_mailbox() -> Result<()> {
     let mut socket = socket(&node, 1).await?;
     socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
     let id = place.invoke("grind", json!({ "durable": true })).await?;
-    let told = next_invocation(&mut socket, SOON).await?;
-    send_result(&socket, &told, json!({ "flour": 1 })).await?;
+    let invocation = next_invocation(&mut socket, SOON).await?;
+    send_result(&socket, &invocation, json!({ "flour": 1 })).await?;
     place.wait_for_outcome("grind", &id).await?;
     let listed = place.ann().get("/v1/deliveries").await?.success()?;
     assert_eq!((&listed[0]["reason"], &listed[0]["seq"]), (&json!("action-result"), &json!(1)), "{listed}");
@@ -43,8 +43,8 @@ async fn a_durable_outcome_is_posted_to_an_http_push_caller() -> Result<()> {
     socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
     let bob = scene.key.as_agent(&scene.bob);
     let made = bob.post("/v1/actions/grind/invoke", json!({ "durable": true })).await?.success()?;
-    let told = next_invocation(&mut socket, SOON).await?;
-    send_result(&socket, &told, json!({ "flour": 1 })).await?;
+    let invocation = next_invocation(&mut socket, SOON).await?;
+    send_result(&socket, &invocation, json!({ "flour": 1 })).await?;
     let rows = scene.wait_for_deliveries("the outcome to be acked", "?status=acked", |rows| rows.len() == 1).await?;
     assert_eq!((&rows[0]["reason"], &rows[0]["seq"]), (&json!("action-result"), &json!(1)), "{}", rows[0]);
     let calls = scene.receiver.calls("/hook");
@@ -70,8 +70,8 @@ async fn a_reconnecting_caller_is_notified_of_the_outcome() -> Result<()> {
     let mut socket = socket(&node, 1).await?;
     socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
     let id = place.invoke("grind", json!({})).await?;
-    let told = next_invocation(&mut socket, SOON).await?;
-    let error = json!({ "v": 1, "type": "action.result", "invocation_id": told, "error": "out of corn" });
+    let invocation = next_invocation(&mut socket, SOON).await?;
+    let error = json!({ "v": 1, "type": "action.result", "invocation_id": invocation, "error": "out of corn" });
     socket.send_json(&error).await?;
     assert_eq!(place.wait_for_outcome("grind", &id).await?["error"], "out of corn");
     let mut caller = place.ann().direct_socket().await?;
@@ -107,8 +107,8 @@ async fn a_caller_on_a_broker_is_notified_of_all_simultaneous_outcomes() -> Resu
         anyhow::Ok(ack["invocation_id"].as_str().context("an id")?.to_owned())
     };
     let missed = invoke().await?;
-    let told = next_invocation(&mut miller, SOON).await?;
-    send_result(&miller, &told, json!({})).await?;
+    let invocation = next_invocation(&mut miller, SOON).await?;
+    send_result(&miller, &invocation, json!({})).await?;
     place.wait_for_outcome("grind", &missed).await?;
     let mut host = wait::until_ok("the broker's place to be free", SOON, async || {
         let mut host = socket(&node, 0).await?;
@@ -125,8 +125,8 @@ async fn a_caller_on_a_broker_is_notified_of_all_simultaneous_outcomes() -> Resu
     let made: BTreeSet<String> =
         futures::future::try_join_all((0..BURST).map(|_| invoke())).await?.into_iter().collect();
     for _ in 0..BURST {
-        let told = next_invocation(&mut miller, SOON).await?;
-        send_result(&miller, &told, json!({})).await?;
+        let invocation = next_invocation(&mut miller, SOON).await?;
+        send_result(&miller, &invocation, json!({})).await?;
     }
     for id in &made {
         place.wait_for_outcome("grind", id).await?;

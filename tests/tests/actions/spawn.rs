@@ -56,8 +56,8 @@ async fn a_spawned_agent_starts_on_its_node_and_joins_its_channels() -> Result<(
     send_result(&socket, &frame, json!({ "spawned": true, "name": "writer" })).await?;
     let done = wait_for_outcome(&lead, "spawn", &ack["invocation_id"]).await?;
     assert_eq!((text(&done["status"]), &done["output"]["spawned"]), ("completed", &json!(true)));
-    let told = direct.expect_where("the outcome", SOON, |f| f["payload"]["type"] == "action.completed").await?;
-    assert_eq!(told["payload"]["data"]["invocation_id"], ack["invocation_id"]);
+    let reported = direct.expect_where("the outcome", SOON, |f| f["payload"]["type"] == "action.completed").await?;
+    assert_eq!(reported["payload"]["data"]["invocation_id"], ack["invocation_id"]);
 
     // The agent ends by itself.
     socket

@@ -1,4 +1,4 @@
-//! Whoever holds a stolen token loses it for good: open sockets of a revoked token close, and serve nothing before.
+//! Revocation of a stolen token is final: its open sockets close, and serve nothing before.
 
 mod former_tokens;
 mod in_outages;

@@ -153,7 +153,7 @@ async fn fault_10_a_shell_prompt_is_recognised_and_the_task_typed_at_once() -> R
 }
 
 #[tokio::test]
-async fn fault_11_a_fresh_client_is_told_of_no_gap() -> Result<()> {
+async fn fault_11_a_new_client_sees_no_gap() -> Result<()> {
     let scene = Scene::new("gap").await?;
     scene.spawn("first", "cooked", &[]).await?;
     let replay = scene.broker.call("GET", "/api/events/replay?sinceSeq=0", None).await?.body;

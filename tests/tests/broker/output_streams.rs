@@ -12,7 +12,7 @@ use relay_testkit::{shared, wait};
 use crate::scene::SOON;
 
 #[tokio::test]
-async fn a_stderr_that_nobody_reads_stops_nothing() -> Result<()> {
+async fn an_unread_stderr_stops_nothing() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let gateway = shared().await.any_gateway();
     let workspace = Api::create_workspace(gateway, "unread").await?;

@@ -102,7 +102,7 @@ async fn a_stop_leaves_no_process_and_no_connection_file() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_that_fails_is_restarted_and_its_end_is_told() -> Result<()> {
+async fn an_agent_that_fails_is_restarted_and_its_end_is_reported() -> Result<()> {
     let scene = Scene::new("failing").await?;
     let policy = json!({ "restartPolicy": { "maxRestarts": 1, "cooldownMs": 50 } });
     let failing = ["--exit-after", "1", "--exit-code", "3"];

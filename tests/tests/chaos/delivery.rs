@@ -104,8 +104,8 @@ async fn undeliverable_rows_become_tombstones_and_nothing_stalls() -> Result<()>
     // Of these, 2 expires, 4 fails and 5 is acknowledged over REST, out of order.
     ensure!(scene.database.expire("ada", &[2]).await? == 1);
     wait::until("the sender to be told of the expiry", SOON, || async {
-        let told = scene.ledger.notices("delivery.failed");
-        told.iter().any(|frame| frame["data"]["seq"] == 2 && frame["data"]["reason"] == "ttl_expired")
+        let reported = scene.ledger.notices("delivery.failed");
+        reported.iter().any(|frame| frame["data"]["seq"] == 2 && frame["data"]["reason"] == "ttl_expired")
     })
     .await;
     let listed = scene.api_of(ada, 1).get("/v1/deliveries?limit=50").await?.success()?;
@@ -169,8 +169,10 @@ async fn a_full_mailbox_assigns_no_seq_and_notifies_the_sender() -> Result<()> {
     let over = scene.dm(&sam, 0, "ada", "one too many").await?;
     ensure!(over.status == 201, "the send itself succeeds");
     wait::until("the sender to be told", SOON, || async {
-        let told = scene.ledger.notices("delivery.failed");
-        told.iter().any(|frame| frame["data"]["reason"] == "depth_cap" && frame["data"]["target_agent_name"] == "ada")
+        let reported = scene.ledger.notices("delivery.failed");
+        reported
+            .iter()
+            .any(|frame| frame["data"]["reason"] == "depth_cap" && frame["data"]["target_agent_name"] == "ada")
     })
     .await;
     ensure!(scene.database.mailbox_position("ada").await?.head == DEPTH, "a refused row took a seq");

@@ -173,7 +173,7 @@ async fn logged(walk: &Walk, kind: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_subscriber_that_is_gone() -> Result<()> {
+async fn a_subscriber_that_answers_410() -> Result<()> {
     let walk = Walk::new("gone_subscriber").await?;
     let (_, ada) = walk.agent("ada").await?;
     let receiver = Receiver::start(|_, _| Reply::Status(410)).await?;
@@ -188,7 +188,7 @@ async fn a_subscriber_that_is_gone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_recipient_that_is_gone() -> Result<()> {
+async fn a_recipient_that_answers_410() -> Result<()> {
     let walk = Walk::new("gone_recipient").await?;
     let (_, ada) = walk.agent("ada").await?;
     walk.agent("bob").await?;
@@ -205,8 +205,8 @@ async fn a_recipient_that_is_gone() -> Result<()> {
     .await?;
     ask(&ada, r#"POST /v1/dm {"to":"bob","text":"unheard"}"#).await?;
     logged(&walk, "node.binding.disabled").await?;
-    let told = || async { receiver.received().iter().any(|call| call.path == "/owner") };
-    wait::until("the owner to be called", SOON, told).await;
+    let reported = || async { receiver.received().iter().any(|call| call.path == "/owner") };
+    wait::until("the owner to be called", SOON, reported).await;
     ask_all(&walk.key, &["GET /v1/nodes/hook/agents", "GET /v1/workspace/events"]).await?;
     walk.recording.add_calls(&receiver, |call| call.path == "/owner");
     walk.end()

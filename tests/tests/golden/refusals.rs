@@ -10,7 +10,7 @@ use crate::walk::{Walk, ask_with};
 const ACTING: [&str; 5] =
     ["/v1/workspace", "/v1/ws", "/v1/agents/heartbeat", "/v1/agents/disconnect", "/v1/workspace/usage"];
 
-/// A path with names that are nobody's.
+/// A path with names that do not exist.
 fn filled(route: &str) -> String {
     let parts = route.split('/').map(|part| if part.starts_with('{') { "7" } else { part });
     parts.collect::<Vec<_>>().join("/")

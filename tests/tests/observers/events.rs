@@ -42,8 +42,8 @@ impl Log {
         let (found, since) = waited.await?;
         events.extend(found);
         self.since = since;
-        let told: Vec<_> = events.iter().filter_map(|event| event["type"].as_str()).collect();
-        ensure!(told == kinds, "told {told:?}, wanted {kinds:?}: {events:?}");
+        let reported: Vec<_> = events.iter().filter_map(|event| event["type"].as_str()).collect();
+        ensure!(reported == kinds, "told {reported:?}, wanted {kinds:?}: {events:?}");
         Ok(events)
     }
 
@@ -267,12 +267,12 @@ async fn an_expired_delivery_is_announced_to_observers_and_its_sender() -> Resul
     // The recipient reconnects and receives it.
     let _bob = mailbox.as_bob.direct_socket().await?;
     let events = mailbox.log.expect_kinds(&["delivery.failed"]).await?;
-    let told = json!({
+    let reported = json!({
         "delivery_id": delivery, "message_id": message, "reason": "ttl_expired", "retryable": false,
         "target_agent_id": mailbox.bob.id, "target_agent_name": "bob",
     });
-    assert_fields(&events[0], told.clone());
+    assert_fields(&events[0], reported.clone());
     let notice = ann.expect_where("the notice", SOON, |frame| frame["event"] == "delivery.failed").await?;
-    assert_eq!((&notice["topic"], &notice["data"]["reason"]), (&json!("agent"), &told["reason"]));
+    assert_eq!((&notice["topic"], &notice["data"]["reason"]), (&json!("agent"), &reported["reason"]));
     Ok(())
 }

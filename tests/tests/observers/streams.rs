@@ -296,13 +296,13 @@ async fn an_edited_message_is_replayed_as_announced() -> Result<()> {
     }
     let mut again = EventSource::open(&key, Some(0)).await?;
     for frame in &live {
-        let told = loop {
-            let told = again.next(SOON).await?.data;
-            if seq(&told) == seq(frame) {
-                break told;
+        let reported = loop {
+            let reported = again.next(SOON).await?.data;
+            if seq(&reported) == seq(frame) {
+                break reported;
             }
         };
-        assert_eq!(told["message"], frame["message"]);
+        assert_eq!(reported["message"], frame["message"]);
     }
     let shown = bob.get(&format!("/v1/messages/{}", ids[1])).await?.success()?;
     assert_eq!(shown["text"], "fourth 1 @bob", "lists show what it says now");

@@ -271,8 +271,8 @@ async fn documented_authentication_matches_the_routes() -> Result<()> {
             .find(|(verb, other, _)| verb.eq_ignore_ascii_case(method) && anonymize_path(other) == anonymize_path(path))
             .with_context(|| format!("{method} {path}"))?;
         let ways = operation["security"].as_array().into_iter().flatten().filter_map(Value::as_object);
-        let told: BTreeSet<&str> = ways.map(|way| way.keys().next().map_or("", String::as_str)).collect();
-        assert_eq!(told, tokens.iter().copied().collect(), "{method} {path}");
+        let reported: BTreeSet<&str> = ways.map(|way| way.keys().next().map_or("", String::as_str)).collect();
+        assert_eq!(reported, tokens.iter().copied().collect(), "{method} {path}");
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Operation of the engine: operators, relayctl, recovery and telemetry.
 
+mod broker_positions;
 mod operators;
 mod recovery;
-mod recovery_told;
 mod relayctl;
 mod secured;
 mod snapshots;

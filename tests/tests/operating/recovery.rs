@@ -192,13 +192,13 @@ async fn deliveries_lost_in_a_restore_are_recovered_or_reported() -> Result<()> 
     assert_eq!(letters.len(), 1, "{letters:?}");
     assert_eq!((&letters[0]["seq"], text(&letters[0]["reason"])), (&json!(3), "lost_in_restore"));
     assert_eq!(letters[0]["message_id"], lost["message"]["id"], "{letters:?}");
-    let told = number(
+    let reported = number(
         &stack,
         "SELECT count(*) FROM event_log WHERE workspace_id = WORKSPACE
             AND events::text LIKE '%delivery.failed%' AND events::text LIKE '%lost_in_restore%'",
         &scene.id,
     );
-    assert_eq!(told.await?, 1);
+    assert_eq!(reported.await?, 1);
     // Recovered messages are in the conversation again.
     let listed = scene.key.as_agent(&scene.ada).get("/v1/dm/conversations").await?.success()?;
     let conversation = text(&listed[0]["id"]).to_owned();

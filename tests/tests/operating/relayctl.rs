@@ -180,9 +180,9 @@ async fn an_erasure_without_nats_is_reported_as_incomplete_and_can_be_repeated()
     // Everything except the row by which the workspace is found.
     let blind = relayctl_with(&erase, &[("NATS_URL", "")], "").await?;
     assert!(!blind.success && blind.stderr.contains("JetStream was not looked at"), "{}", blind.stderr);
-    let told: Value = serde_json::from_str(&blind.stdout)?;
+    let printed: Value = serde_json::from_str(&blind.stdout)?;
     let left = json!([{ "table": "workspaces", "rows": 1 }, { "table": "jetstream", "rows": null }]);
-    assert_eq!((&told["left"], &told["purged"]), (&left, &Value::Null), "{told}");
+    assert_eq!((&printed["left"], &printed["purged"]), (&left, &Value::Null), "{printed}");
     assert_eq!(rows_of(&id).await?, [("workspaces".to_owned(), 1)]);
     let words = relayctl_with(&erase[1..], &[("NATS_URL", "")], "").await?;
     assert!(
@@ -295,8 +295,8 @@ async fn mailbox_and_node_positions_are_shown() -> Result<()> {
         mailbox["frames"].as_array().context("frames")?.iter().map(|frame| frame["seq"].as_i64()).collect();
     assert_eq!(seqs, [Some(3), Some(2), Some(1)]);
     assert_eq!(mailbox["frames"][0]["beginning"], "letter 3");
-    let told = relayctl(&["mailbox", "inspect", "--workspace", &id, "bob"]).await?.expect_success()?.stdout;
-    assert!(told.contains("waiting        1") && told.contains("holes          none"), "{told}");
+    let printed = relayctl(&["mailbox", "inspect", "--workspace", &id, "bob"]).await?.expect_success()?.stdout;
+    assert!(printed.contains("waiting        1") && printed.contains("holes          none"), "{printed}");
 
     let nodes = relayctl(&["--json", "node", "list", "--workspace", &id]).await?.json()?;
     let bobs = nodes.as_array().context("nodes")?.iter().filter(|node| node["live"] == true).count();
@@ -389,8 +389,8 @@ async fn the_configuration_is_checked_as_a_whole_and_explained_without_secrets()
     let usable = relayctl(&["--json", "config", "check", "gateway"]).await?.json()?;
     assert_eq!(usable, json!({ "usable": true, "wrong": [] }));
     let unusable = relayctl_with(&["--json", "config", "check", "gateway"], &wrong, "").await?;
-    let told: Value = serde_json::from_str(&unusable.stdout)?;
-    assert!(!unusable.success && told["wrong"].as_array().is_some_and(|wrong| wrong.len() == 3), "{told}");
+    let printed: Value = serde_json::from_str(&unusable.stdout)?;
+    assert!(!unusable.success && printed["wrong"].as_array().is_some_and(|wrong| wrong.len() == 3), "{printed}");
     let settings = relayctl(&["--json", "config", "explain", "worker"]).await?.json()?;
     let of = |name: &str| settings["settings"].as_array()?.iter().find(|setting| setting["name"] == name);
     let database = of("DATABASE_URL").context("DATABASE_URL is explained")?;
@@ -402,10 +402,10 @@ async fn the_configuration_is_checked_as_a_whole_and_explained_without_secrets()
     std::fs::write(&secret, "0123456789abcdef0123456789abcdef\n")?;
     let (settings, secret) = (settings.display().to_string(), secret.display().to_string());
     let files = [("RELAY_CONFIG", settings.as_str()), ("RELAY_BOOTSTRAP_SECRET_FILE", secret.as_str())];
-    let told = relayctl_with(&["config", "explain", "gateway"], &files, "").await?.expect_success()?.stdout;
-    assert!(told.contains("RELAY_LISTEN\n    127.0.0.1:0  from RELAY_CONFIG"), "{told}");
-    assert!(told.contains("RELAY_BOOTSTRAP_SECRET\n    (not shown)  from RELAY_BOOTSTRAP_SECRET_FILE"), "{told}");
-    assert!(!told.contains("0123456789abcdef"), "{told}");
+    let printed = relayctl_with(&["config", "explain", "gateway"], &files, "").await?.expect_success()?.stdout;
+    assert!(printed.contains("RELAY_LISTEN\n    127.0.0.1:0  from RELAY_CONFIG"), "{printed}");
+    assert!(printed.contains("RELAY_BOOTSTRAP_SECRET\n    (not shown)  from RELAY_BOOTSTRAP_SECRET_FILE"), "{printed}");
+    assert!(!printed.contains("0123456789abcdef"), "{printed}");
     Ok(())
 }
 

@@ -269,14 +269,14 @@ async fn check_worker_calls_in_trace(receiver: &Receiver, key: &Api, sender: &Ap
         })
         .await?;
         let (traced, other) = calls;
-        let told: Vec<_> = traced.split('-').collect();
-        ensure!(told.len() == 4 && told[1] == trace && told[3] == "01", "{path} was told {traced:?}");
+        let reported: Vec<_> = traced.split('-').collect();
+        ensure!(reported.len() == 4 && reported[1] == trace && reported[3] == "01", "{path} was told {traced:?}");
         // The second post started a trace of its own.
         ensure!(!other.contains(&trace), "{path} was told {other:?}");
         wait::until_ok("the call's span below the commit", SOON, || async {
             let spans = receiver.traced(&trace);
             let span = spans.get(name).with_context(|| format!("no {name} in {:?}", spans.keys()))?;
-            ensure!(hex(&span.span_id) == told[2], "{path} was told {traced}, which is not {span:?}");
+            ensure!(hex(&span.span_id) == reported[2], "{path} was told {traced}, which is not {span:?}");
             let above: Vec<_> = ancestors(&spans, span).into_iter().map(|span| &*span.name).collect();
             ensure!(above.contains(&"engine.commit") && above.contains(&"http.request"), "{name} is below {above:?}");
             ensure!(receiver.sender(span).is_some_and(|sender| sender.service == "relay-worker"));

@@ -197,7 +197,7 @@ async fn a_subscription_channel_reaches_one_recipient_and_no_other() -> Result<(
     );
     assert_eq!(made["member_count"], 1, "{made}");
 
-    // Nobody else becomes a member or takes the name.
+    // No other agent becomes a member, and no channel takes the name.
     let name = text(&made["name"]);
     other.as_agent(&bob).post_empty(path).await?.refused(403, "forbidden")?;
     let joined = other.as_agent(&bob).post_empty(&format!("/v1/channels/{name}/join")).await?;

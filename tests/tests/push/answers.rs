@@ -104,9 +104,13 @@ async fn an_endpoint_that_answers_410_gets_nothing_until_the_agent_is_bound_agai
     assert!(events.to_string().contains("node.binding.disabled"), "observers are told: {events}");
     let to_owner = || scene.receiver.received().into_iter().find(|call| call.path == "/owner");
     wait::until("the owner to be told", Duration::from_secs(40), || async { to_owner().is_some() }).await;
-    let told = to_owner().map(|call| call.json()).unwrap_or_default();
-    assert_eq!((text(&told["type"]), text(&told["data"]["agent_name"])), ("node.binding.disabled", "bob"), "{told}");
-    assert_eq!(text(&told["data"]["reason"]), "HTTP 410", "{told}");
+    let reported = to_owner().map(|call| call.json()).unwrap_or_default();
+    assert_eq!(
+        (text(&reported["type"]), text(&reported["data"]["agent_name"])),
+        ("node.binding.disabled", "bob"),
+        "{reported}"
+    );
+    assert_eq!(text(&reported["data"]["reason"]), "HTTP 410", "{reported}");
     scene.send("two").await?;
     scene.key.bind("hook", "bob").await?;
     scene.wait_for_deliveries("both to be acked", "?status=acked", |rows| rows.len() == 2).await?;
@@ -129,9 +133,9 @@ async fn an_exhausted_schedule_ends_the_delivery_and_notifies_the_sender() -> Re
     assert_eq!(text(&dead[0]["error"]), "delivery attempts exhausted", "{}", dead[0]);
     scene.wait_for_deliveries("the next to be acked", "?status=acked", |rows| rows.len() == 1).await?;
     assert_eq!(scene.receiver.seqs("/hook"), [1, 1, 2]);
-    let told =
+    let reported =
         socket.expect_where("the notice", Duration::from_secs(15), |frame| frame["event"] == "delivery.failed").await?;
-    assert_eq!(text(&told["data"]["reason"]), "attempts_exhausted", "{told}");
+    assert_eq!(text(&reported["data"]["reason"]), "attempts_exhausted", "{reported}");
     let letters = scene.key.get("/v1/dead-letters").await?.success()?;
     assert_eq!(
         (letters.as_array().map(Vec::len), text(&letters[0]["reason"]), text(&letters[0]["sender_name"])),
@@ -157,9 +161,9 @@ async fn in_response_mode_the_body_may_reject_the_delivery() -> Result<()> {
     assert_eq!((failed.len(), text(&failed[0]["error"])), (1, "no such room"), "{failed:?}");
     let attempts = scene.attempts(&failed[0]).await?;
     assert_eq!((&attempts[0]["status"], text(&attempts[0]["error"])), (&json!(200), "no such room"), "{attempts:?}");
-    let told =
+    let reported =
         socket.expect_where("the notice", Duration::from_secs(15), |frame| frame["event"] == "delivery.failed").await?;
-    assert_eq!(text(&told["data"]["reason"]), "rejected", "{told}");
+    assert_eq!(text(&reported["data"]["reason"]), "rejected", "{reported}");
     Ok(())
 }
 
@@ -301,9 +305,9 @@ async fn an_ack_during_the_last_attempt_prevents_a_failure_notice() -> Result<()
     .await?;
     // The next one does fail: its notice is the first.
     let second = scene.send("two").await?;
-    let told =
+    let reported =
         socket.expect_where("the notice", Duration::from_secs(40), |frame| frame["event"] == "delivery.failed").await?;
-    assert_eq!(text(&told["data"]["message_id"]), second, "{told}");
+    assert_eq!(text(&reported["data"]["message_id"]), second, "{reported}");
     let acked = scene.deliveries("?status=acked").await?;
     assert_eq!((acked.len(), &acked[0]["id"]), (1, &rows[0]["id"]), "{acked:?}");
     let log = scene.key.get("/v1/workspace/events?since=0&limit=500").await?.success()?;
@@ -326,19 +330,19 @@ async fn an_ack_during_an_attempt_is_announced_once() -> Result<()> {
     let bob = scene.key.as_agent(&scene.bob);
     bob.post_empty(&format!("/v1/deliveries/{}/ack", text(&rows[0]["id"]))).await?.success()?;
     scene.wait_for_deliveries("both to be acked", "?status=acked", |rows| rows.len() == 2).await?;
-    let told = async || {
+    let reported = async || {
         let log = log().await?;
         let events = log["events"].as_array().into_iter().flatten();
         let delivered = events.filter(|event| event["type"] == "delivery.delivered");
         anyhow::Ok(delivered.map(|event| text(&event["payload"]["message_id"]).to_owned()).collect::<Vec<_>>())
     };
     wait::until_ok("the second's event", Duration::from_secs(20), || async {
-        let told = told().await?;
-        anyhow::ensure!(told.contains(&sent[1]), "{told:?}");
+        let reported = reported().await?;
+        anyhow::ensure!(reported.contains(&sent[1]), "{reported:?}");
         Ok(())
     })
     .await?;
-    assert_eq!(told().await?, sent, "each once");
+    assert_eq!(reported().await?, sent, "each once");
     Ok(())
 }
 

@@ -91,8 +91,11 @@ async fn an_expired_message_can_be_redriven() -> Result<()> {
     key.get("/v1/dead-letters?agent=nobody").await?.refused(404, "agent_not_found")?;
     key.get("/v1/dead-letters/del_1_2").await?.refused(404, "delivery_not_found")?;
     let log = key.get("/v1/workspace/events?since=0&limit=500").await?.success()?;
-    let told = list(&log["events"]).iter().find(|event| event["type"] == "delivery.failed").context("a notice")?;
-    assert_eq!((text(&told["payload"]["delivery_id"]), text(&told["payload"]["reason"])), (&*id, "ttl_expired"));
+    let reported = list(&log["events"]).iter().find(|event| event["type"] == "delivery.failed").context("a notice")?;
+    assert_eq!(
+        (text(&reported["payload"]["delivery_id"]), text(&reported["payload"]["reason"])),
+        (&*id, "ttl_expired")
+    );
 
     set_long_ttl(&key).await?;
     let dry = json!({ "delivery_id": id, "dry_run": true });
@@ -263,9 +266,17 @@ async fn a_rejected_delivery_becomes_a_dead_letter() -> Result<()> {
     let letter = &letters[0];
     assert_eq!((letters.len(), text(&letter["reason"]), text(&letter["error"])), (1, "rejected", "not for me"));
     assert_eq!((text(&letter["delivery_id"]), text(&letter["sender_name"])), (&*id, "ann"));
-    let told = notices.expect_where("the notice", SOON, |frame| frame["event"] == "delivery.failed").await?;
-    assert_eq!((text(&told["data"]["reason"]), text(&told["data"]["delivery_id"])), ("rejected", &*id), "{told}");
-    assert_eq!((text(&told["data"]["error"]), &told["data"]["retryable"]), ("not for me", &json!(false)), "{told}");
+    let reported = notices.expect_where("the notice", SOON, |frame| frame["event"] == "delivery.failed").await?;
+    assert_eq!(
+        (text(&reported["data"]["reason"]), text(&reported["data"]["delivery_id"])),
+        ("rejected", &*id),
+        "{reported}"
+    );
+    assert_eq!(
+        (text(&reported["data"]["error"]), &reported["data"]["retryable"]),
+        ("not for me", &json!(false)),
+        "{reported}"
+    );
     let listed = |status: &'static str| {
         let bob = bob.clone();
         async move {
@@ -329,9 +340,9 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
     let listed = || -> Result<Vec<Value>> {
-        let (done, told) = relayctl(&["--json", "dead-letter", "list"], &[])?;
-        ensure!(done, "{told}");
-        Ok(list(&serde_json::from_str(&told)?).to_vec())
+        let (done, reported) = relayctl(&["--json", "dead-letter", "list"], &[])?;
+        ensure!(done, "{reported}");
+        Ok(list(&serde_json::from_str(&reported)?).to_vec())
     };
     // By API ids, so that one of them can be selected.
     let rows = listed()?;
@@ -340,23 +351,23 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
     assert_eq!(ids(&rows), ids(&letters));
     assert!(rows.iter().all(|row| row["redriven_as"].is_null() && row["agent"] == "bob"), "{rows:?}");
     let id = text(&rows[0]["delivery_id"]).to_owned();
-    let (done, told) = relayctl(&["redrive"], &["--delivery", &id, "--dry-run"])?;
-    assert!(done && told.trim() == format!("{id}: ttl_expired"), "{told}");
+    let (done, reported) = relayctl(&["redrive"], &["--delivery", &id, "--dry-run"])?;
+    assert!(done && reported.trim() == format!("{id}: ttl_expired"), "{reported}");
 
     let (long, short) = (["dead-letter", "redrive"], ["redrive"]);
     for command in [&long[..], &short[..]] {
         assert!(!relayctl(command, &[])?.0, "not without saying which");
-        let (done, told) = relayctl(command, &["--all", "--dry-run"])?;
-        assert!(done && told.contains("3  letters"), "{told}");
+        let (done, reported) = relayctl(command, &["--all", "--dry-run"])?;
+        assert!(done && reported.contains("3  letters"), "{reported}");
     }
-    let (done, told) = relayctl(&short, &["--delivery", &id])?;
-    assert!(done && told.contains(&format!("{id}_r1")), "{told}");
+    let (done, reported) = relayctl(&short, &["--delivery", &id])?;
+    assert!(done && reported.contains(&format!("{id}_r1")), "{reported}");
     let marked = listed()?.into_iter().find(|row| row["delivery_id"] == id).context("it is listed")?;
     assert_eq!((text(&marked["redriven_as"]), &marked["redrive_no"]), (&*format!("{id}_r1"), &json!(0)), "{marked}");
     let (_, table) = relayctl(&["dead-letter", "list"], &["--agent", "bob"])?;
     assert!(table.contains("SENT AGAIN AS") && table.contains(&format!("{id}_r1")), "{table}");
-    let (done, told) = relayctl(&long, &["--agent", "bob", "--rate", "500"])?;
-    assert!(done && told.contains("is done: 2 of 2 sent again"), "{told}");
+    let (done, reported) = relayctl(&long, &["--agent", "bob", "--rate", "500"])?;
+    assert!(done && reported.contains("is done: 2 of 2 sent again"), "{reported}");
     wait::until_ok("the letters to be deliveries again", SOON, || async {
         let letters = key.get("/v1/dead-letters").await?.success()?;
         let redriven = list(&letters).iter().filter(|letter| letter["redriven_as"].is_string()).count();
@@ -366,11 +377,11 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
     .await?;
     let purge = |arguments: &[&str]| relayctl(&["dead-letter", "purge"], arguments);
     assert!(!purge(&[])?.0, "not without saying which");
-    let (done, told) = purge(&["--agent", "bob", "--dry-run"])?;
-    assert!(done && told.contains("3  letters"), "{told}");
+    let (done, reported) = purge(&["--agent", "bob", "--dry-run"])?;
+    assert!(done && reported.contains("3  letters"), "{reported}");
     assert_eq!(list(&key.get("/v1/dead-letters").await?.success()?).len(), 3, "a dry run changes nothing");
-    let (done, told) = purge(&["--reason", "ttl_expired"])?;
-    assert!(done && told.contains("3 letters were put out of sight"), "{told}");
+    let (done, reported) = purge(&["--reason", "ttl_expired"])?;
+    assert!(done && reported.contains("3 letters were put out of sight"), "{reported}");
     assert_eq!(list(&key.get("/v1/dead-letters").await?.success()?).len(), 0);
     assert_eq!(listed()?, Vec::<Value>::new(), "what is out of sight is out of sight here too");
     drop(bob);

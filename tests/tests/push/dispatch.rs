@@ -88,8 +88,8 @@ async fn a_failed_attempt_blocks_later_deliveries_and_is_retried_with_the_same_i
     let trace = scene.key.get(&format!("/v1/messages/{first}/trace")).await?.success()?;
     let steps = trace["deliveries"][0]["steps"].as_array().cloned().unwrap_or_default();
     let tries: Vec<_> = steps.iter().filter(|step| step["step"] == "attempted").collect();
-    let told: Vec<_> = tries.iter().map(|step| (&step["status"], text(&step["reason"]))).collect();
-    assert_eq!(told, shown, "{trace}");
+    let reported: Vec<_> = tries.iter().map(|step| (&step["status"], text(&step["reason"]))).collect();
+    assert_eq!(reported, shown, "{trace}");
     assert!(tries.iter().all(|step| step["at"].is_string() && step["latency_ms"].is_i64()), "{trace}");
     assert_eq!((&steps[0]["step"], &steps[steps.len() - 1]["step"]), (&json!("accepted"), &json!("acked")), "{trace}");
     assert!(steps.iter().all(|step| step["step"] != "sent"), "no socket was written to: {trace}");
@@ -185,13 +185,13 @@ async fn suspended_and_deleted_workspaces_make_no_calls() -> Result<()> {
                 ann.post("/v1/dm", short.clone()).await?.success()
             });
             given_up.push(text(&sent.await?["id"]).to_owned());
-            let told = || {
+            let reported = || {
                 let events = hers.events("/hook").into_iter().map(|call| call.json());
                 let failed = events.filter(|event| event["type"] == "delivery.failed");
                 failed.map(|event| text(&event["data"]["message_id"]).to_owned()).collect::<Vec<_>>()
             };
-            wait::until("the second's end", Duration::from_secs(40), || async { !told().is_empty() }).await;
-            assert_eq!(told(), given_up[1..], "of the first one she was not told, as the workspace was held");
+            wait::until("the second's end", Duration::from_secs(40), || async { !reported().is_empty() }).await;
+            assert_eq!(reported(), given_up[1..], "of the first one she was not told, as the workspace was held");
         }
     }
     Ok(())

@@ -171,9 +171,10 @@ async fn a_url_that_answers_410_is_disabled_and_missed_events_can_be_replayed() 
     })
     .await?;
     let log = key.get("/v1/workspace/events?since=0&limit=500").await?.success()?;
-    let told = log["events"].as_array().into_iter().flatten().find(|event| event["type"] == "subscription.disabled");
-    let told = told.context("an event says so")?;
-    assert_eq!((text(&told["payload"]["reason"]), told["payload"]["url"].is_null()), ("gone", true));
+    let reported =
+        log["events"].as_array().into_iter().flatten().find(|event| event["type"] == "subscription.disabled");
+    let reported = reported.context("an event says so")?;
+    assert_eq!((text(&reported["payload"]["reason"]), reported["payload"]["url"].is_null()), ("gone", true));
 
     post(&ann, "two").await?;
     gone.store(false, std::sync::atomic::Ordering::SeqCst);

@@ -8,11 +8,15 @@ use serde_json::{Value, json};
 #[tokio::test]
 async fn activity_and_numbers_count_what_was_posted() -> Result<()> {
     let room = Room::new("activity").await?;
-    let told = json!({ "latency_ms": 40, "cost_usd": 0.5, "usage": { "prompt_tokens": 7, "completion_tokens": 3 } });
-    let first =
-        room.ann.post("/v1/channels/room/messages", json!({ "text": "one @bob", "data": told })).await?.success()?;
-    let told = json!({ "latency_ms": 20, "total_tokens": 5, "cost_usd": "none" });
-    room.ann.post("/v1/channels/room/messages", json!({ "text": "two", "data": told })).await?.success()?;
+    let reported =
+        json!({ "latency_ms": 40, "cost_usd": 0.5, "usage": { "prompt_tokens": 7, "completion_tokens": 3 } });
+    let first = room
+        .ann
+        .post("/v1/channels/room/messages", json!({ "text": "one @bob", "data": reported }))
+        .await?
+        .success()?;
+    let reported = json!({ "latency_ms": 20, "total_tokens": 5, "cost_usd": "none" });
+    room.ann.post("/v1/channels/room/messages", json!({ "text": "two", "data": reported })).await?.success()?;
     let dm = room.bob.dm("ann", "three").await?.success()?;
 
     let activity = room.key.get("/v1/activity").await?.success()?;

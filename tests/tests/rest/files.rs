@@ -117,8 +117,8 @@ async fn a_file_uploaded_at_one_gateway_is_downloaded_at_the_other() -> Result<(
     assert_eq!(ann.post_empty(&complete).await?.success()?["id"], completed["id"], "again is fine");
     let notice = watching.next_frame(SOON).await?;
     assert_eq!((text(&notice["type"]), text(&notice["event"])), ("context.update", "file.uploaded"), "{notice}");
-    let told = &notice["data"]["file"];
-    assert_eq!((&told["file_id"], text(&told["uploaded_by"])), (&declared["id"], "ann"));
+    let reported = &notice["data"]["file"];
+    assert_eq!((&reported["file_id"], text(&reported["uploaded_by"])), (&declared["id"], "ann"));
 
     let seen = key.as_agent(&bob).at(&gateways[1]).get(&path).await?.success()?;
     has_all_fields(&seen);

@@ -134,7 +134,7 @@ async fn concurrent_equal_session_events_are_recorded_once() -> Result<()> {
             .await?;
     assert_eq!(made["sequence"], 1);
     assert_eq!(list(key.get(path).await?.data()), [made]);
-    let told = events(&key).await?.into_iter().filter(|kind| kind == "harness.tool.called").count();
-    assert_eq!(told, 1);
+    let reported = events(&key).await?.into_iter().filter(|kind| kind == "harness.tool.called").count();
+    assert_eq!(reported, 1);
     Ok(())
 }

@@ -171,9 +171,14 @@ async fn an_edit_by_the_author_is_visible_everywhere() -> Result<()> {
     let frame = socket.expect("deliver").await?;
     assert_eq!(text(&frame["payload"]["data"]["text"]), "the plan, @bob");
     room.ann.patch(&path, json!({ "text": "final" })).await?.success()?;
-    let told = next_of(&mut socket, "message.updated").await?;
+    let reported = next_of(&mut socket, "message.updated").await?;
     assert_eq!(
-        (text(&told["type"]), &told["data"]["id"], text(&told["data"]["text"]), text(&told["data"]["from_name"])),
+        (
+            text(&reported["type"]),
+            &reported["data"]["id"],
+            text(&reported["data"]["text"]),
+            text(&reported["data"]["from_name"])
+        ),
         ("context.update", &posted["id"], "final", "ann")
     );
     let updates = logged(&room.key, "message.updated").await?;

@@ -173,10 +173,10 @@ async fn each_status_change_is_announced_once() -> Result<()> {
     // Repetitions are not changes: the next event is always a change.
     ann.post("/v1/agents/heartbeat", json!({})).await?.success()?;
     ann.post("/v1/agents/disconnect", json!({})).await?.success()?;
-    let told = next_status(&mut socket).await?;
-    assert_eq!(text(&told["event"]), "agent.status.offline");
+    let reported = next_status(&mut socket).await?;
+    assert_eq!(text(&reported["event"]), "agent.status.offline");
     assert_eq!(
-        (&told["data"]["agent_id"], text(&told["data"]["status"]), text(&told["data"]["agent"]["name"])),
+        (&reported["data"]["agent_id"], text(&reported["data"]["status"]), text(&reported["data"]["agent"]["name"])),
         (&me["id"], "offline", "ann")
     );
     patch("offline").await?;
@@ -186,8 +186,8 @@ async fn each_status_change_is_announced_once() -> Result<()> {
     post("status.idle", json!({})).await?;
     post("status.changed", json!({ "status": "idle" })).await?;
     post("status.changed", json!({ "status": "blocked" })).await?;
-    let told = next_status(&mut socket).await?;
-    assert_eq!((text(&told["event"]), text(&told["data"]["status"])), ("agent.status.changed", "blocked"));
+    let reported = next_status(&mut socket).await?;
+    assert_eq!((text(&reported["event"]), text(&reported["data"]["status"])), ("agent.status.changed", "blocked"));
     post("status.waiting", json!({})).await?;
     assert_eq!(text(&next_status(&mut socket).await?["event"]), "agent.status.waiting");
     // A heartbeat shows presence and does not change the status.

@@ -261,8 +261,8 @@ async fn a_retryable_failure_of_a_hosted_agent_is_redelivered_as_a_new_delivery(
     let letters = workspace.get("/v1/dead-letters").await?.success()?;
     assert_eq!(letters.as_array().map(Vec::len), Some(1), "{letters}");
     assert_eq!((&letters[0]["reason"], &letters[0]["seq"]), (&json!("attempts_exhausted"), &json!(4)));
-    let told = notices.expect_where("the notice", SOON, |frame| frame["event"] == "delivery.failed").await?;
-    assert_eq!(told["data"]["reason"], "attempts_exhausted", "{told}");
+    let reported = notices.expect_where("the notice", SOON, |frame| frame["event"] == "delivery.failed").await?;
+    assert_eq!(reported["data"]["reason"], "attempts_exhausted", "{reported}");
 
     // The connection continues, and a later one gets no settled delivery.
     sender.dm("worker", "two").await?.success()?;

@@ -72,8 +72,8 @@ async fn the_last_provider_takes_the_unclaimed_agents_of_its_node_along() {
     assert_eq!(gone.providers.len(), 2);
     assert!(gone.providers.iter().all(|provider| provider.node_is_offline));
     assert_eq!(gone.agents.len(), 1);
-    let told: Vec<_> = gone.recorded.iter().flat_map(|recorded| &recorded.events).map(|e| &*e.kind).collect();
-    assert_eq!(told, ["agent.status.offline", "node.status.offline"], "the node once, though it had two providers");
+    let reported: Vec<_> = gone.recorded.iter().flat_map(|recorded| &recorded.events).map(|e| &*e.kind).collect();
+    assert_eq!(reported, ["agent.status.offline", "node.status.offline"], "the node once, though it had two providers");
 }
 
 #[tokio::test]

@@ -16,12 +16,12 @@ async fn expired_rows_become_dead_letters_once_and_name_their_sender() {
     db.deliveries(ADA, &[-10, -5, 3600]).await;
 
     let expired = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
-    let told: Vec<_> = expired
+    let reported: Vec<_> = expired
         .dead
         .iter()
         .map(|d| (d.seq, d.agent_name.as_deref(), d.sender.map(relay_domain::AgentId::get)))
         .collect();
-    assert_eq!(told, [(1, Some("ada"), Some(SENDER)), (2, Some("ada"), Some(SENDER))]);
+    assert_eq!(reported, [(1, Some("ada"), Some(SENDER)), (2, Some("ada"), Some(SENDER))]);
     assert!(expired.dead[0].delivery_id.to_string().ends_with("_1"));
     assert!(!expired.more);
     assert_eq!(db.exceptions(ADA).await, [(1, 4), (2, 4)]);
@@ -29,9 +29,9 @@ async fn expired_rows_become_dead_letters_once_and_name_their_sender() {
 
     let (again, events) = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
     assert!(again.is_empty() && events.is_empty(), "a dead letter is made once");
-    let told: Vec<_> = expired.recorded.iter().flat_map(|r| &r.events).map(|e| (&*e.kind, e.agent_id)).collect();
+    let reported: Vec<_> = expired.recorded.iter().flat_map(|r| &r.events).map(|e| (&*e.kind, e.agent_id)).collect();
     let ada = Some(relay_domain::AgentId::new(ADA));
-    assert_eq!(told, [("delivery.failed", ada), ("delivery.failed", ada)]);
+    assert_eq!(reported, [("delivery.failed", ada), ("delivery.failed", ada)]);
 }
 
 #[tokio::test]

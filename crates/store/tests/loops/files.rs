@@ -57,11 +57,11 @@ async fn an_object_goes_unless_its_file_took_it() {
     assert!(db.store.attach_upload(scope, file, FileObjectId::new(1)).await.unwrap());
     assert!(db.store.attach_upload(scope, file, FileObjectId::new(2)).await.unwrap(), "the last upload counts");
     let due = db.store.claim_due_objects(CLAIM, 10).await.unwrap();
-    assert_eq!(ids(&due), [1, 3], "the replaced one and the one that nobody took");
+    assert_eq!(ids(&due), [1, 3], "the replaced one and the one without an upload");
     assert!(db.store.claim_due_objects(CLAIM, 10).await.unwrap().is_empty(), "claimed");
     assert!(!db.store.attach_upload(scope, file, FileObjectId::new(3)).await.unwrap(), "too late: it is being removed");
 
-    // Whoever claimed them died: they are due again.
+    // The process that claimed them has stopped: they are due again.
     db.advance(i64::try_from(CLAIM.as_secs()).unwrap() + 1).await;
     let due = db.store.claim_due_objects(CLAIM, 10).await.unwrap();
     assert_eq!(ids(&due), [1, 3]);
@@ -75,7 +75,7 @@ async fn an_object_goes_unless_its_file_took_it() {
 }
 
 #[tokio::test]
-async fn files_that_nobody_completes_are_given_up_and_forgotten() {
+async fn incomplete_files_are_given_up_and_forgotten() {
     let db = Database::fresh().await;
     db.agent(1, "agent-1").await;
     let (scope, owner) = Database::mailbox(1);

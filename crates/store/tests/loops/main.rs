@@ -21,7 +21,7 @@ mod push;
 mod reading;
 mod recovery;
 mod redrives;
-mod sealing;
+mod reencryption;
 mod sessions;
 mod subscriptions;
 mod triggers;

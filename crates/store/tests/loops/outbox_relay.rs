@@ -23,7 +23,7 @@ impl Database {
 }
 
 #[tokio::test]
-async fn a_batch_is_relayed_when_it_is_old_or_its_gateway_is_gone() {
+async fn a_batch_is_relayed_when_it_is_old_or_its_gateway_has_expired() {
     let db = Database::fresh().await;
     db.run(
         "INSERT INTO gateways (gateway_id, lease_until) VALUES

@@ -12,7 +12,7 @@ async fn statuses(db: &Database) -> Vec<(i64, String)> {
     sqlx::query_as("SELECT agent_id, status FROM agents ORDER BY agent_id").fetch_all(&db.pool).await.unwrap()
 }
 
-fn told(recorded: &[RecordedEvents]) -> Vec<(&str, i64)> {
+fn reported(recorded: &[RecordedEvents]) -> Vec<(&str, i64)> {
     let events = recorded.iter().flat_map(|recorded| &recorded.events);
     events.map(|event| (&*event.kind, event.agent_id.map_or(0, |id| id.get()))).collect()
 }
@@ -33,9 +33,9 @@ async fn silent_agents_go_offline_once_and_come_back_with_their_next_call() {
     // In steps: a pass over all that are not offline, which goes on where it stopped.
     let first = db.store.mark_silent_agents(TTL, 2, db.now).await.unwrap();
     assert_eq!((first.agents, first.more), (1, true));
-    assert_eq!(told(&first.recorded), [("agent.status.offline", 1)]);
+    assert_eq!(reported(&first.recorded), [("agent.status.offline", 1)]);
     let second = db.store.mark_silent_agents(TTL, 2, db.now).await.unwrap();
-    assert_eq!((told(&second.recorded), second.more), (vec![("agent.status.offline", 4)], true));
+    assert_eq!((reported(&second.recorded), second.more), (vec![("agent.status.offline", 4)], true));
     let third = db.store.mark_silent_agents(TTL, 2, db.now).await.unwrap();
     assert_eq!((third.agents, third.more), (0, false), "the pass is over");
     let again = db.store.mark_silent_agents(TTL, 100, db.now).await.unwrap();
@@ -50,7 +50,7 @@ async fn silent_agents_go_offline_once_and_come_back_with_their_next_call() {
         LastSeen { scope, agent_id, at }
     };
     let back = db.store.record_agents_seen(&[seen(1), seen(3), seen(1), seen(2)], at).await.unwrap();
-    assert_eq!(told(&back), [("agent.status.active", 1), ("agent.status.active", 2)], "only who was offline");
+    assert_eq!(reported(&back), [("agent.status.active", 1), ("agent.status.active", 2)], "only who was offline");
     assert!(db.store.record_agents_seen(&[seen(1), seen(2)], at).await.unwrap().is_empty());
     // Events and rows agree: the log has what was told.
     assert_eq!(db.number("SELECT next_seq FROM event_heads WHERE workspace_id = 7").await, 5);
@@ -64,14 +64,14 @@ async fn a_status_that_stays_makes_no_event() {
     let set = |status| db.store.set_agent_status(scope, agent, status, None, db.now);
     assert!(set(AgentStatus::Active).await.unwrap().is_none());
     let recorded = set(AgentStatus::Idle).await.unwrap().unwrap();
-    assert_eq!(told(&[recorded]), [("agent.status.idle", 1)]);
+    assert_eq!(reported(&[recorded]), [("agent.status.idle", 1)]);
     assert!(set(AgentStatus::Idle).await.unwrap().is_none());
     // A sign of life ends an absence and nothing else.
     let alive = || db.store.set_agent_status(scope, agent, AgentStatus::Active, Some(AgentStatus::Offline), db.now);
     assert!(alive().await.unwrap().is_none());
     assert_eq!(statuses(&db).await[0], (1, "idle".to_owned()));
     assert!(set(AgentStatus::Offline).await.unwrap().is_some());
-    assert_eq!(told(&[alive().await.unwrap().unwrap()]), [("agent.status.active", 1)]);
+    assert_eq!(reported(&[alive().await.unwrap().unwrap()]), [("agent.status.active", 1)]);
     db.run("UPDATE agents SET deleted_at = now() WHERE agent_id = 1").await;
     assert!(set(AgentStatus::Blocked).await.unwrap().is_none(), "deleted");
 }
@@ -102,7 +102,7 @@ async fn what_an_agent_called_before_its_node_ended_it_does_not_bring_it_back() 
     let seen = |at| (1..=5).map(|agent| LastSeen { scope, agent_id: AgentId::new(agent), at }).collect::<Vec<_>>();
     assert!(db.store.record_agents_seen(&seen(before), after).await.unwrap().is_empty());
     assert_eq!(offline().await, 5);
-    assert_eq!(told(&db.store.record_agents_seen(&seen(after), after).await.unwrap()).len(), 5, "a later one does");
+    assert_eq!(reported(&db.store.record_agents_seen(&seen(after), after).await.unwrap()).len(), 5, "a later one does");
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn a_hosted_agent_lives_as_long_as_its_provider_sends_heartbeats() {
     let scope = Database::mailbox(1).0;
     assert_eq!(db.store.workspace_counts(scope, live_since).await.unwrap().online, 2);
     let marked = db.store.mark_silent_agents(TTL, 100, db.now).await.unwrap();
-    assert_eq!(told(&marked.recorded), [("agent.status.offline", 2), ("agent.status.offline", 4)]);
+    assert_eq!(reported(&marked.recorded), [("agent.status.offline", 2), ("agent.status.offline", 4)]);
     let seen = |agent: i64| {
         let (scope, agent) = Database::mailbox(agent);
         let store = &db.store;
@@ -142,5 +142,5 @@ async fn a_hosted_agent_lives_as_long_as_its_provider_sends_heartbeats() {
     db.run("UPDATE providers SET gateway_id = NULL WHERE provider = 'alive'").await;
     assert!(seen(1).await < live_since);
     let marked = db.store.mark_silent_agents(TTL, 100, db.now).await.unwrap();
-    assert_eq!(told(&marked.recorded), [("agent.status.offline", 1), ("agent.status.offline", 3)]);
+    assert_eq!(reported(&marked.recorded), [("agent.status.offline", 1), ("agent.status.offline", 3)]);
 }

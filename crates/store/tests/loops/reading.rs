@@ -172,7 +172,7 @@ async fn only_acked_mailboxes_are_folded_between_walks() {
 }
 
 #[tokio::test]
-async fn receipts_outlive_the_deliveries_that_tell_them() {
+async fn receipts_outlive_the_deliveries_that_prove_them() {
     let db = Database::room().await;
     let today = db.now.date_naive();
     let (old, kept) = (today - Days::new(9), today - Days::new(2));

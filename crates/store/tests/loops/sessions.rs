@@ -72,7 +72,7 @@ async fn a_release_deletes_an_agent_that_calls_after_its_end() {
     assert_eq!(db.settled().await, [(agent_id, true)]);
     assert!(delete("agent-1").await);
 
-    // Nobody need be connected where an agent is pushed to, and one that has a socket of its own goes on.
+    // An http_push node has no connection, and an agent with a socket of its own stays online.
     db.agent(2, "pushed").await;
     db.agent(3, "connected").await;
     db.run(&format!(

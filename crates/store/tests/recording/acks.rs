@@ -37,7 +37,7 @@ async fn mailbox_of(rows: usize) -> Database {
 }
 
 #[tokio::test]
-async fn acks_are_recorded_only_while_somebody_looks() {
+async fn acks_are_recorded_only_while_the_workspace_is_watched() {
     let db = mailbox_of(6).await;
     let flushed = db.store.flush_cursors(&[db.ack(ADA, 2, 2)], LockedCursors::Wait, db.now).await.unwrap();
     assert_eq!((flushed.acked, flushed.recorded.len()), (2, 0));
@@ -53,10 +53,10 @@ async fn acks_are_recorded_only_while_somebody_looks() {
     let flushed = db.store.flush_cursors(&[db.ack(ADA, 6, 6)], LockedCursors::Wait, db.now).await.unwrap();
     assert_eq!(flushed.acked, 4);
     let events: Vec<_> = flushed.recorded.iter().flat_map(|recorded| &recorded.events).collect();
-    let told: Vec<_> =
+    let reported: Vec<_> =
         events.iter().map(|event| (&*event.kind, event.agent_id, event.channel_name.as_deref())).collect();
     let delivered = ("delivery.delivered", Some(ada), Some("general"));
-    assert_eq!(told, [delivered, delivered], "4 had its event by REST, 5 is a dead letter");
+    assert_eq!(reported, [delivered, delivered], "4 had its event by REST, 5 is a dead letter");
     let ids: Vec<_> = [3, 6].map(|seq| db.id(ADA, seq).to_string()).into();
     let data: Vec<_> = sqlx::query_scalar::<_, String>(
         "SELECT e -> 'd' ->> 'delivery_id' FROM event_log l, json_array_elements(l.events) AS e

@@ -42,7 +42,7 @@ impl Database {
         .await;
     }
 
-    /// Connects a provider, over whoever held it; its epoch, and the kinds of what was recorded.
+    /// Connects a provider, also over another connection; returns its epoch and the kinds of the recorded events.
     async fn connect(&self, scope: WorkspaceScope, node: &NodeId, provider: &ProviderName) -> (i64, Vec<String>) {
         loop {
             let holder = self.store.provider_holder(scope, node, provider).await.unwrap();
@@ -78,29 +78,29 @@ async fn a_node_is_online_from_its_first_provider_to_its_last() {
     let (scope, _) = Database::mailbox(1);
     let node = NodeId::new("n1");
     let (a, b) = (ProviderName::new("a"), ProviderName::new("b"));
-    let (_, told) = db.connect(scope, &node, &a).await;
-    assert_eq!(told, ["node.status.online"]);
-    let (second, told) = db.connect(scope, &node, &a).await;
-    assert!(told.is_empty(), "a take-over is no change: {told:?}");
-    let (other, told) = db.connect(scope, &node, &b).await;
-    assert!(told.is_empty(), "{told:?}");
+    let (_, reported) = db.connect(scope, &node, &a).await;
+    assert_eq!(reported, ["node.status.online"]);
+    let (second, reported) = db.connect(scope, &node, &a).await;
+    assert!(reported.is_empty(), "a take-over is no change: {reported:?}");
+    let (other, reported) = db.connect(scope, &node, &b).await;
+    assert!(reported.is_empty(), "{reported:?}");
 
     let stale = db.store.disconnect_provider(&fence(scope, &node, &a, second - 1), db.now).await.unwrap();
     assert!(stale.is_none(), "superseded");
-    let told = db.store.disconnect_provider(&fence(scope, &node, &a, second), db.now).await.unwrap().unwrap();
-    let kinds: Vec<_> = told.events.iter().map(|event| &*event.kind).collect();
+    let reported = db.store.disconnect_provider(&fence(scope, &node, &a, second), db.now).await.unwrap().unwrap();
+    let kinds: Vec<_> = reported.events.iter().map(|event| &*event.kind).collect();
     assert_eq!(kinds, ["agent.status.offline"], "the node is still there");
-    let told = db.store.deregister_provider(&fence(scope, &node, &b, other), db.now).await.unwrap().unwrap();
-    assert_eq!(told.events.len(), 1);
+    let reported = db.store.deregister_provider(&fence(scope, &node, &b, other), db.now).await.unwrap().unwrap();
+    assert_eq!(reported.events.len(), 1);
     let data = json!({ "node_id": "n1", "node_name": "box", "reason": "deregistered" });
-    assert_eq!((&*told.events[0].kind, &told.events[0].body), ("node.status.offline", &EventBody::Data(data)));
+    assert_eq!((&*reported.events[0].kind, &reported.events[0].body), ("node.status.offline", &EventBody::Data(data)));
     assert_eq!(db.number("SELECT count(*) FROM providers").await, 1);
 
-    let (_, told) = db.connect(scope, &node, &a).await;
-    assert_eq!(told, ["node.status.online"]);
-    let (held, told) = db.store.remove_provider(scope, &node, &a, db.now).await.unwrap();
+    let (_, reported) = db.connect(scope, &node, &a).await;
+    assert_eq!(reported, ["node.status.online"]);
+    let (held, reported) = db.store.remove_provider(scope, &node, &a, db.now).await.unwrap();
     assert!(held.is_some());
-    let kinds: Vec<_> = told.events.iter().map(|event| &*event.kind).collect();
+    let kinds: Vec<_> = reported.events.iter().map(|event| &*event.kind).collect();
     assert_eq!(kinds, ["node.status.offline"], "its agent was offline before");
 }
 
@@ -154,15 +154,15 @@ async fn a_direct_node_shows_as_its_agent_only() {
     let node = NodeId::direct(ada);
     db.node(node.as_str(), "direct").await;
     let provider = ProviderName::new("default");
-    let (epoch, told) = db.connect(scope, &node, &provider).await;
-    assert!(told.is_empty(), "{told:?}");
-    let told = db.store.disconnect_provider(&fence(scope, &node, &provider, epoch), db.now).await.unwrap().unwrap();
-    let kinds: Vec<_> = told.events.iter().map(|event| &*event.kind).collect();
+    let (epoch, reported) = db.connect(scope, &node, &provider).await;
+    assert!(reported.is_empty(), "{reported:?}");
+    let reported = db.store.disconnect_provider(&fence(scope, &node, &provider, epoch), db.now).await.unwrap().unwrap();
+    let kinds: Vec<_> = reported.events.iter().map(|event| &*event.kind).collect();
     assert_eq!(kinds, ["agent.status.offline"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn providers_that_come_and_go_at_once_tell_each_change_of_their_node_once() {
+async fn providers_that_come_and_go_at_once_record_each_change_of_their_node_once() {
     let db = std::sync::Arc::new(Database::fresh().await);
     db.node("n1", "broker").await;
     let (scope, _) = Database::mailbox(1);

@@ -137,8 +137,8 @@ async fn sixteen_writers_of_three_workspaces_leave_no_gap() {
             recorded
         });
     }
-    let mut told: Vec<RecordedEvents> = tasks.join_all().await.into_iter().flatten().collect();
-    told.sort_by_key(|recorded| recorded.first_seq);
+    let mut reported: Vec<RecordedEvents> = tasks.join_all().await.into_iter().flatten().collect();
+    reported.sort_by_key(|recorded| recorded.first_seq);
     for workspace in WORKSPACE..WORKSPACE + 3 {
         let records = db.numbers(workspace).await;
         let mut next = 1;
@@ -147,19 +147,19 @@ async fn sixteen_writers_of_three_workspaces_leave_no_gap() {
             next = last + 1;
         }
         assert_eq!(db.next_seq(workspace).await, next);
-        let told: Vec<(i64, i64)> = told
+        let reported: Vec<(i64, i64)> = reported
             .iter()
             .filter(|recorded| recorded.scope == scope(workspace))
             .map(|recorded| (recorded.first_seq, recorded.first_seq + recorded.events.len() as i64 - 1))
             .collect();
-        assert_eq!(told, records, "what the callers were told is what is logged");
+        assert_eq!(reported, records, "what the callers were told is what is logged");
     }
     let records = db.number("SELECT count(*) FROM event_log").await;
     assert_eq!(records, WRITERS * ROUNDS, "each change is one record");
 }
 
 #[tokio::test]
-async fn what_changes_nothing_records_nothing_and_waits_for_nobody() {
+async fn what_changes_nothing_records_nothing_and_waits_for_no_lock() {
     let db = Database::fresh().await;
     db.agent(1, "ada").await;
     let (scope, ada) = Database::mailbox(1);
@@ -169,7 +169,7 @@ async fn what_changes_nothing_records_nothing_and_waits_for_nobody() {
     assert!(matches!(join().await.unwrap(), JoinOutcome::Joined(_)));
     assert_eq!(db.next_seq(WORKSPACE).await, 2);
 
-    // Whoever asked for the log now would wait for two seconds and fail.
+    // A read of the log would now wait for two seconds and fail.
     let mut holder = db.pool.begin().await.unwrap();
     sqlx::query("SELECT FROM event_heads FOR UPDATE").execute(&mut *holder).await.unwrap();
     assert!(matches!(join().await.unwrap(), JoinOutcome::AlreadyMember));

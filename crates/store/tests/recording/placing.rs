@@ -46,7 +46,7 @@ fn words(outcomes: &[InvokeOutcome]) -> Vec<&'static str> {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_placements_of_another_workspace() {
+async fn no_workspace_waits_for_placements_of_another() {
     let db = Database::fresh().await;
     let mut placing = db.pool.begin().await.unwrap();
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('placement', $1))")

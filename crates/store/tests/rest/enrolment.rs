@@ -67,7 +67,7 @@ async fn a_node_is_found_by_id_then_name_then_machine() {
 }
 
 #[tokio::test]
-async fn a_name_goes_to_another_id_only_while_nobody_is_live_under_it() {
+async fn a_name_goes_to_another_id_only_while_no_node_is_live_under_it() {
     let db = Database::fresh().await;
     db.agent(1, "ada").await;
     assert_eq!(enrol(&db, &enrolment(Some("n1"), "box", "t1")).await, enrolled("n1", None));

@@ -6,7 +6,7 @@ use relay_store::{EffectiveLimits, QuotasRow, RateLimitGrant};
 use crate::fixture::Database;
 
 #[tokio::test]
-async fn a_budget_is_given_once_and_anew_each_minute() {
+async fn units_are_granted_once_and_again_each_minute() {
     let db = Database::fresh().await;
     let (scope, _) = Database::mailbox(1);
     let take = |minute, budget, wanted| db.store.acquire_rate_limit_units(scope, "requests", minute, budget, wanted);

@@ -92,7 +92,7 @@ async fn no_migration_takes_away_or_tightens_what_the_version_before_uses() {
                 assert!(is_filled || !tables.contains(&column.in_table.as_str()), "{version}: {place} is not filled");
             }
             for rule in &rules_now {
-                // One that is there under its name already was made anew to let more through: `cargo xtask tidy` knows which.
+                // A constraint whose name exists already was replaced by a weaker one: `cargo xtask tidy` knows which.
                 // One about a new column is met by what the program before leaves in that.
                 let is_new = !rules_before.iter().any(|old| old.name == rule.name && old.in_table == rule.in_table);
                 let is_on_old = tables.contains(&rule.in_table.as_str())
@@ -112,7 +112,7 @@ async fn waiting(pool: &PgPool) -> Vec<i32> {
 }
 
 #[tokio::test]
-async fn a_migration_waits_for_whoever_holds_a_lock() {
+async fn a_migration_waits_for_the_holder_of_a_lock() {
     let db = Database::fresh().await;
     let mut other = db.pool.begin().await.unwrap();
     sqlx::query("LOCK TABLE _sqlx_migrations IN ACCESS EXCLUSIVE MODE").execute(&mut *other).await.unwrap();

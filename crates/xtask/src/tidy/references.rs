@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_gone_is_reported() {
+    fn a_missing_file_is_reported() {
         assert_eq!(findings_of("docs/tour.md", "see `crates/store/src/gone.rs`.").len(), 1);
         assert_eq!(findings_of("crates/store/src/pool.rs", "//! (contract: node.md 6)").len(), 1);
     }

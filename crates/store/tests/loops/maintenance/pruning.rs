@@ -85,7 +85,7 @@ async fn texts_of_active_tokens_are_renewed_before_they_end() {
 }
 
 #[tokio::test]
-async fn what_a_message_said_goes_after_the_events_that_told_it() {
+async fn former_texts_are_pruned_after_the_events_that_refer_to_them() {
     let db = Database::fresh().await;
     db.run(
         "INSERT INTO message_edits (workspace_id, message_id, until_seq, text, mentions, metadata, edited_at)

@@ -198,11 +198,11 @@ async fn seqs_that_a_broker_has_received_are_not_assigned_again() -> Result<()> 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_claims_too_much_raises_nothing() -> Result<()> {
     let scene = Scene::restored().await?;
-    for (told, expected) in [(1_000_000, 8), (u64::MAX, 8), (13, 14), (14, 14)] {
-        let socket = scene.socket(told).await?;
+    for (reported, expected) in [(1_000_000, 8), (u64::MAX, 8), (13, 14), (14, 14)] {
+        let socket = scene.socket(reported).await?;
         wait::until_ok("the claim to be judged", SOON, || async {
             let next = scene.next_seq().await?;
-            ensure!(next == expected, "{told}: {next}");
+            ensure!(next == expected, "{reported}: {next}");
             anyhow::Ok(())
         })
         .await?;

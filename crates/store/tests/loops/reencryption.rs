@@ -18,7 +18,7 @@ async fn with_secrets() -> Database {
 }
 
 #[tokio::test]
-async fn no_row_names_a_former_key_once_all_were_sealed_anew() {
+async fn no_row_names_a_former_key_once_all_were_reencrypted() {
     let db = with_secrets().await;
     let mut rows = db.store.secrets_encrypted_with(&["k1", "k0"], 10).await.unwrap();
     rows.sort_by_key(|row| row.sealed.bytes.clone());
