@@ -32,8 +32,8 @@ struct Outcome {
     status: Option<u16>,
 }
 
-/// Sends a direct message to each receiver in turn, always from the same sender to the same receiver, in batches of up to
-/// `posts`.
+/// Sends a direct message to each receiver in turn, always from the same sender to the same receiver, in batches of up
+/// to `posts`.
 pub(crate) fn batched_messages(
     workspace: &Workspace,
     senders: &[Agent],

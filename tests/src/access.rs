@@ -93,8 +93,8 @@ const RELEASE_ANY: RightAndCode = ("release_any", "agent_not_spawned_by_caller")
 const ALL_EVENTS: RightAndCode = ("read_all_events", "subscription_not_own");
 const TRIGGER_ANY: RightAndCode = ("trigger_any", "trigger_not_own");
 
-/// Every route that rights restrict, or that is for the handler of an action. `POST /v1/messages/batch` has an outcome for
-/// each post instead.
+/// Every route that rights restrict, or that is for the handler of an action. `POST /v1/messages/batch` has an outcome
+/// for each post instead.
 pub const RESTRICTIONS: &[Restriction] = &[
     closed("POST", "/v1/channels", JOIN),
     closed("POST", "/v1/channels/{channel}/join", JOIN),

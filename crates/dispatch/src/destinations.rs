@@ -1,8 +1,8 @@
 //! Limits of what one tenant sends to one host, by http_push and subscriptions together. Main type:
 //! [`Destinations`], one per worker; both dispatchers reserve their calls there.
 //!
-//! One message may match a thousand subscriptions or recipients, all of them at the same host, which has not been asked.
-//! A tenant is a family of workspaces: child workspaces do not multiply its limits.
+//! One message may match a thousand subscriptions or recipients, all of them at the same host, which has not been
+//! asked. A tenant is a family of workspaces: child workspaces do not multiply its limits.
 
 use std::{
     sync::{
@@ -65,8 +65,8 @@ impl Destinations {
         self.workers.store(u32::try_from(workers.max(1)).unwrap_or(u32::MAX), Relaxed);
     }
 
-    /// Waits for the turn of a call with a body of `bytes`, for [`MAX_WAIT`] at most. The error is the pause after which
-    /// its turn is expected: nothing is reserved then.
+    /// Waits for the turn of a call with a body of `bytes`, for [`MAX_WAIT`] at most. The error is the pause after
+    /// which its turn is expected: nothing is reserved then.
     pub(crate) async fn wait_for_turn(&self, family: FamilyId, host: &str, bytes: usize) -> Result<(), Duration> {
         let wait = self.reserve(family, host, bytes, MAX_WAIT)?;
         if !wait.is_zero() {
@@ -117,8 +117,8 @@ impl Destinations {
 struct Pace {
     /// End of the calls that were taken.
     busy_until: Instant,
-    /// End of those that were deferred, as if they were taken in the order in which they came: each has a turn of its own
-    /// to come back at.
+    /// End of those that were deferred, as if they were taken in the order in which they came: each has a turn of its
+    /// own to come back at.
     deferred_until: Instant,
 }
 

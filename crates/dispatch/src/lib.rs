@@ -1,9 +1,10 @@
 //! Outbound HTTP deliveries: mailboxes to the endpoints of http_push nodes ([`push`]), and events to the URLs of
 //! subscriptions ([`subscriptions`]).
 //!
-//! Both lease a queue, attempt its deliveries in order, record the outcome under the lease, wait as a retry schedule and a
-//! circuit breaker say, and release the queue. What they share: one call with its trace and its errors ([`call`]),
-//! limits per host ([`destinations`]), signatures ([`signature`]), and the errors of their queues ([`QueueError`]).
+//! Both lease a queue, attempt its deliveries in order, record the outcome under the lease, wait as a retry schedule
+//! and a circuit breaker say, and release the queue. What they share: one call with its trace and its errors
+//! ([`call`]), limits per host ([`destinations`]), signatures ([`signature`]), and the errors of their queues
+//! ([`QueueError`]).
 //!
 //! The crate knows neither Postgres nor the engine. The worker gives it both as [`push::PushQueue`] and
 //! [`subscriptions::SubscriptionQueue`].

@@ -19,8 +19,8 @@ fn hmac_sha256(key: &[u8], parts: &[&[u8]]) -> hmac::Tag {
     context.sign()
 }
 
-/// Signs a call by the Standard Webhooks scheme: id, time and body. `webhook-id` must be `id`. Without a valid key nothing
-/// is set; the queues give no endpoint whose secret does not suffice.
+/// Signs a call by the Standard Webhooks scheme: id, time and body. `webhook-id` must be `id`. Without a valid key
+/// nothing is set; the queues give no endpoint whose secret does not suffice.
 pub(crate) fn sign_standard_webhook(headers: &mut HeaderMap, secret: &str, id: &str, now: DateTime<Utc>, body: &[u8]) {
     let Some(key) = standard_webhooks_key(secret) else { return };
     let seconds = now.timestamp().to_string();

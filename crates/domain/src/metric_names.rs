@@ -1,5 +1,5 @@
-//! Names of the metrics, shared by the code that records them and the code that describes them. Those of tasks and queues
-//! are in `relay_tasks::metric_names`.
+//! Names of the metrics, shared by the code that records them and the code that describes them. Those of tasks and
+//! queues are in `relay_tasks::metric_names`.
 //!
 //! No label carries a workspace, agent or node, because their number is unbounded.
 
@@ -48,8 +48,8 @@ pub const DATABASE_CONNECTIONS: &str = "relay_database_connections";
 pub const DATABASE_CONNECTIONS_MAX: &str = "relay_database_connections_max";
 /// 1 while this process is connected to NATS, otherwise 0. Gauge.
 pub const NATS_CONNECTED: &str = "relay_nats_connected";
-/// NATS messages without a valid code, whose rows are read from Postgres instead. Counter; label `kind`: delivery, event,
-/// hint or logged.
+/// NATS messages without a valid code, whose rows are read from Postgres instead. Counter; label `kind`: delivery,
+/// event, hint or logged.
 pub const NATS_UNVERIFIED: &str = "relay_nats_unverified_total";
 /// Node sockets open on this gateway. Gauge.
 pub const CONNECTED_NODES: &str = "relay_connected_nodes";

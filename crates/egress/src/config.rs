@@ -17,8 +17,8 @@ pub struct EgressConfig {
     /// `on` requires https for tenants' URLs. Private addresses are refused either way.
     #[arg(long = "egress-strict", env = "RELAY_EGRESS_STRICT", value_enum, default_value_t = Switch::On)]
     pub strict: Switch,
-    /// Name servers for the hosts of tenants' URLs, `address` or `address:port`, separated by commas. Those of the machine
-    /// if empty.
+    /// Name servers for the hosts of tenants' URLs, `address` or `address:port`, separated by commas. Those of the
+    /// machine if empty.
     #[arg(long = "egress-name-servers", env = "RELAY_EGRESS_NAME_SERVERS", default_value = "")]
     pub name_servers: NameServers,
 }

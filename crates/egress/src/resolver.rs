@@ -60,8 +60,8 @@ pub struct SystemResolver {
 }
 
 impl SystemResolver {
-    /// Creates a resolver that asks these name servers, or those of the machine if there are none. Reads `/etc/hosts`, and
-    /// `/etc/resolv.conf` in the latter case.
+    /// Creates a resolver that asks these name servers, or those of the machine if there are none. Reads `/etc/hosts`,
+    /// and `/etc/resolv.conf` in the latter case.
     #[must_use]
     pub fn new(name_servers: &[SocketAddr]) -> Self {
         let failures = Cache::builder().max_capacity(MAX_FAILURES).time_to_live(FAILURE_TTL).build();

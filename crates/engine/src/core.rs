@@ -41,8 +41,8 @@ pub(crate) struct Core {
     pub(crate) scans: FairPlaces,
     /// Places of reads of many message bodies, each of which occupies a connection for some time.
     pub(crate) large_reads: FairPlaces,
-    /// Places of requests that execute statements of their own, which no batch gathers, as often as a client likes: control
-    /// frames of nodes, and repeated posts.
+    /// Places of requests that execute statements of their own, which no batch gathers, as often as a client likes:
+    /// control frames of nodes, and repeated posts.
     pub(crate) single_requests: FairPlaces,
 }
 
@@ -50,8 +50,8 @@ pub(crate) struct Core {
 pub(crate) const CONCURRENT_SCANS: usize = 4;
 /// Large reads at the same time in this process, half of a gateway's connections; a family has one.
 pub(crate) const CONCURRENT_LARGE_READS: usize = 8;
-/// Single requests at the same time in this process, which leaves a quarter of a gateway's connections to commits, and of one
-/// family, a quarter of them.
+/// Single requests at the same time in this process, which leaves a quarter of a gateway's connections to commits, and
+/// of one family, a quarter of them.
 pub(crate) const CONCURRENT_SINGLE_REQUESTS: usize = 12;
 pub(crate) const CONCURRENT_SINGLE_REQUESTS_OF_FAMILY: usize = 4;
 /// Longest wait for a place: some scans of the same workspace, far below the 30 s that a request may take.

@@ -162,8 +162,8 @@ impl Terminal {
     }
 
     /// Ends the program and all its descendants, also those in sessions of their own, and waits until they have ended:
-    /// SIGHUP and SIGTERM, then SIGKILL for the remaining ones after `grace`. Input that was not written fails. Works after
-    /// the program's own end, too, for descendants that outlived it.
+    /// SIGHUP and SIGTERM, then SIGKILL for the remaining ones after `grace`. Input that was not written fails. Works
+    /// after the program's own end, too, for descendants that outlived it.
     pub async fn end(&self, grace: Duration) -> Result<EndReport, PtyError> {
         self.shared.queue.close();
         self.trees.end_terminal(&self.shared, grace).await

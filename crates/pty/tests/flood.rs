@@ -1,5 +1,5 @@
-//! Programs that flood their output: memory is bounded, and other terminals are not affected. One test, since it measures the
-//! memory of the whole process.
+//! Programs that flood their output: memory is bounded, and other terminals are not affected. One test, since it
+//! measures the memory of the whole process.
 
 mod support;
 

@@ -9,7 +9,8 @@ const PURGE_DELAY: mimalloc::mi_option_t = 15;
 /// keeps several times its budget of bytes; without a delay each message costs three page faults (loadtest/RESULTS.md).
 const DELAY_MS: std::ffi::c_long = 10;
 
-/// Makes the allocator return freed memory to the system after [`DELAY_MS`], unless `MIMALLOC_PURGE_DELAY` says otherwise.
+/// Makes the allocator return freed memory to the system after [`DELAY_MS`], unless `MIMALLOC_PURGE_DELAY` says
+/// otherwise.
 pub fn return_freed_memory() {
     // SAFETY: writes one number of a static table. The caller has started no other thread yet.
     unsafe { mimalloc::mi_option_set_default(PURGE_DELAY, DELAY_MS) }

@@ -1,7 +1,7 @@
 //! Codes of domain enums as constants for the texts of statements.
 //!
-//! A constant becomes a literal of the statement. A bound value would hide the code from the planner, which then could not
-//! use a partial index such as the one over dead letters.
+//! A constant becomes a literal of the statement. A bound value would hide the code from the planner, which then could
+//! not use a partial index such as the one over dead letters.
 
 use relay_domain::{
     channels::ChannelKind,

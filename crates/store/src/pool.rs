@@ -84,8 +84,8 @@ impl Store {
         Ok(Self { pool, fence, direct: Arc::new(direct) })
     }
 
-    /// Creates the pool of a process that serves clients. Postgres ends its statements after `statement_limit`: one whose
-    /// caller has given up would otherwise run on and keep its connection.
+    /// Creates the pool of a process that serves clients. Postgres ends its statements after `statement_limit`: one
+    /// whose caller has given up would otherwise run on and keep its connection.
     ///
     /// # Errors
     /// If a URL of `address` is not a Postgres URL.

@@ -46,8 +46,8 @@ pub fn check_url(url: &str) -> Result<(), String> {
     parse_servers(url).map(drop).map_err(|error| error.to_string())
 }
 
-/// Returns the hosts of a NATS URL that need not prove their names, because it does not require TLS; none of an unusable
-/// URL.
+/// Returns the hosts of a NATS URL that need not prove their names, because it does not require TLS; none of an
+/// unusable URL.
 pub fn unverified_hosts(url: &str) -> Vec<String> {
     let servers = parse_servers(url).unwrap_or_default();
     servers.iter().filter(|server| !server.tls_required()).map(|server| server.host().to_owned()).collect()
@@ -63,7 +63,8 @@ pub(crate) fn parse_servers(url: &str) -> std::io::Result<Vec<ServerAddr>> {
 pub struct NatsServers {
     /// URL, or several of one cluster separated by commas. `tls://` requires TLS with a certificate for the host.
     pub url: String,
-    /// Certificates, in PEM, of the authorities that the servers' certificates are checked against besides the system's.
+    /// Certificates, in PEM, of the authorities that the servers' certificates are checked against besides the
+    /// system's.
     pub ca_file: Option<PathBuf>,
 }
 
@@ -198,8 +199,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Connects in the background and reconnects forever, so NATS may be unavailable at startup. Live tails are spread over
-    /// `tail_connections`, of which the first is also that of everything else.
+    /// Connects in the background and reconnects forever, so NATS may be unavailable at startup. Live tails are spread
+    /// over `tail_connections`, of which the first is also that of everything else.
     ///
     /// # Errors
     /// If a URL is invalid, or the file with authorities cannot be read.

@@ -17,8 +17,8 @@ use crate::{
     subjects,
 };
 
-/// Age at which a signed hint is only a wake-up, in milliseconds. An older one was recorded and sent again, or it waited
-/// until its frame may have been replaced. Far above the difference between the clocks of two processes.
+/// Age at which a signed hint is only a wake-up, in milliseconds. An older one was recorded and sent again, or it
+/// waited until its frame may have been replaced. Far above the difference between the clocks of two processes.
 const MAX_AGE_MS: i64 = 60_000;
 /// Senders remembered by a subscription before those that are silent are forgotten.
 const SENDERS: usize = 256;

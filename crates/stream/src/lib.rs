@@ -1,8 +1,8 @@
 //! All NATS access of the engine: the per-agent log on JetStream, hints between processes, liveness probes.
 //!
 //! Nothing here has authority: the log may lag, lose or reorder, a hint may be lost, and receivers compare with
-//! Postgres. An outage of NATS costs latency, never a message. A message that no process of this installation has signed
-//! is a wake-up ([`FrameKeys`]).
+//! Postgres. An outage of NATS costs latency, never a message. A message that no process of this installation has
+//! signed is a wake-up ([`FrameKeys`]).
 
 pub mod admin;
 mod connection;

@@ -72,8 +72,8 @@ pub struct LiveFrame {
     pub traceparent: Option<String>,
     /// Recovery epoch of the delivery; `None` in frames of the version before.
     pub epoch: Option<i64>,
-    /// Time at which the delivery expires, in milliseconds of Unix time; `None` if it had more than a minute left, and in
-    /// frames of the version before.
+    /// Time at which the delivery expires, in milliseconds of Unix time; `None` if it had more than a minute left, and
+    /// in frames of the version before.
     pub expires_at_ms: Option<i64>,
 }
 
@@ -148,8 +148,8 @@ fn decode_live_frame(headers: &HeaderMap, body: Bytes) -> Option<LiveFrame> {
     })
 }
 
-/// Headers of a frame that its code covers. The version before does not know the last two, so the code does not cover those
-/// that are absent at the end.
+/// Headers of a frame that its code covers. The version before does not know the last two, so the code does not cover
+/// those that are absent at the end.
 const FRAME_FIELDS: &[&str] = &[MESSAGE_ID, SEQ, LOCATION, REFERENCE, SENDER, TRACEPARENT, EPOCH, EXPIRES];
 
 /// Returns the headers of a frame that its code covers.

@@ -123,8 +123,8 @@ impl Stream {
         Ok(low)
     }
 
-    /// Returns whether the message at a position is the one that was stored at `at_ms`. A server that lost the end of its
-    /// log in a crash assigns the positions again.
+    /// Returns whether the message at a position is the one that was stored at `at_ms`. A server that lost the end of
+    /// its log in a crash assigns the positions again.
     ///
     /// # Errors
     /// If JetStream is unavailable.

@@ -1,7 +1,9 @@
-//! A process whose tasks are supervised as those of the services are: `tests/release.rs` breaks it, compiled as a release.
+//! A process whose tasks are supervised as those of the services are: `tests/release.rs` breaks it, compiled as a
+//! release.
 //!
-//! Serves a socket of lines and, on a second port, the pages `/ready` and `/metrics`. It prints both addresses. A client of
-//! the socket ends a task by name: `panic connection`, `panic reader`, `return reader`. Other lines are echoed.
+//! Serves a socket of lines and, on a second port, the pages `/ready` and `/metrics`. It prints both addresses. A
+//! client of the socket ends a task by name: `panic connection`, `panic reader`, `return reader`. Other lines are
+//! echoed.
 
 use std::{
     collections::BTreeMap,

@@ -336,8 +336,8 @@ impl<T, K: Copy + Eq + Hash> Batches<T, K> {
 /// Items in the order in which they will be taken: the keys in turn by weight, the items of a key first come first
 /// served.
 ///
-/// This is fair queueing by virtual time: each taken item moves the next turn of its key back by its weight. A key whose
-/// items all weigh 1 has every n-th turn among n keys; one whose items weigh 100 has a hundredth as many.
+/// This is fair queueing by virtual time: each taken item moves the next turn of its key back by its weight. A key
+/// whose items all weigh 1 has every n-th turn among n keys; one whose items weigh 100 has a hundredth as many.
 #[derive(Debug)]
 struct Turns<T, K> {
     /// Keys with items by the virtual time of their next turn; equal times in the order of the tickets.

@@ -55,7 +55,8 @@ enum Command {
     Upgrade(upgrade::Args),
     /// What CI runs: fmt, tidy, chart, clippy, docs, test, smoke.
     Ci,
-    /// Writes the manifest that gives every selection of packages the same features. Run it after changing dependencies.
+    /// Writes the manifest that gives every selection of packages the same features. Run it after changing
+    /// dependencies.
     Features,
     /// Writes docs/openapi.json from the gateway's handlers.
     Openapi,

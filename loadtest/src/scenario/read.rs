@@ -32,8 +32,8 @@ const WORDS: [&str; 24] = [
     "willow", "zephyr",
 ];
 
-/// Posts `messages`, then reads the reader's agent and messages, each compared with a plain route that answers one row of
-/// the same length.
+/// Posts `messages`, then reads the reader's agent and messages, each compared with a plain route that answers one row
+/// of the same length.
 pub(crate) async fn run(common: &Common, messages: usize, report: &mut Report) -> Result<()> {
     let target = Target::start(common, common.gateways.into()).await?;
     let workspace = Workspace::create(&target.urls()).await?;

@@ -1,5 +1,5 @@
-//! Invocations of the engine: `release` and `spawn:…` by the broker itself, everything that a runner has a handler for by
-//! the runner.
+//! Invocations of the engine: `release` and `spawn:…` by the broker itself, everything that a runner has a handler for
+//! by the runner.
 
 use std::{
     collections::{HashMap, VecDeque},

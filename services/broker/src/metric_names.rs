@@ -10,7 +10,8 @@ pub(crate) const CRASHES: &str = "relay_node_crashes_total";
 pub(crate) const FRAMES: &str = "relay_node_frames_total";
 /// Texts handed to a terminal. Counter; labels `harness`, `attempt`.
 pub(crate) const INJECTIONS: &str = "relay_node_injections_total";
-/// Deliveries with a final outcome. Counter; labels `harness`, `outcome`: `verified`, `unverified`, `failed`, `cancelled`.
+/// Deliveries with a final outcome. Counter; labels `harness`, `outcome`: `verified`, `unverified`, `failed`,
+/// `cancelled`.
 pub(crate) const DELIVERIES: &str = "relay_node_deliveries_total";
 /// Settled messages by the strongest signal. Counter; labels `harness`, `method`, `level`.
 pub(crate) const VERIFICATIONS: &str = "relay_node_verifications_total";

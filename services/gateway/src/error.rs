@@ -167,8 +167,8 @@ impl ApiError {
         Self::unavailable("request_timeout", "The request took too long")
     }
 
-    /// 503 instead of 423, for the socket of a node in a suspended workspace: clients retry a 503 with the same token and
-    /// increasing delays, and some treat any other status as final.
+    /// 503 instead of 423, for the socket of a node in a suspended workspace: clients retry a 503 with the same token
+    /// and increasing delays, and some treat any other status as final.
     pub fn socket_suspended() -> Self {
         Self::unavailable("workspace_suspended", "The workspace is suspended")
     }

@@ -111,7 +111,8 @@ impl Database {
         Ok(sqlx::query_scalar(connected).bind(node_id).fetch_one(&self.pool).await?)
     }
 
-    /// Runs a statement in a transaction that stays open until it is rolled back: `LOCK TABLE` simulates a stalled storage.
+    /// Runs a statement in a transaction that stays open until it is rolled back: `LOCK TABLE` simulates a stalled
+    /// storage.
     pub async fn lock(&self, statement: &'static str) -> Result<Transaction<'static, Postgres>> {
         let mut held = self.pool.begin().await?;
         sqlx::query(statement).execute(&mut *held).await?;

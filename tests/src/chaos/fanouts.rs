@@ -47,8 +47,8 @@ pub async fn progress(scene: &Scene) -> Result<Option<i64>> {
     Ok(sqlx::query_scalar("SELECT written::bigint FROM fanouts").fetch_optional(&pool).await?)
 }
 
-/// Returns the mailboxes that have the message with this text as a delivery, all of whose numbers are written, and the number of
-/// its deliveries.
+/// Returns the mailboxes that have the message with this text as a delivery, all of whose numbers are written, and the
+/// number of its deliveries.
 pub async fn recipients_of(scene: &Scene, text: &str) -> Result<(i64, i64)> {
     let pool = PgPool::connect(scene.stack.database_url()).await?;
     let counts = sqlx::query_as(

@@ -113,8 +113,8 @@ impl Scene {
         self.set_limit("UPDATE event_heads SET watched_until = 'infinity'").await
     }
 
-    /// Cuts all connections at the first statement that carries this text; the flag says when. A post is committed by one
-    /// statement, sent in one write, unless its workspace commits in steps.
+    /// Cuts all connections at the first statement that carries this text; the flag says when. A post is committed by
+    /// one statement, sent in one write, unless its workspace commits in steps.
     pub fn cut_statement_of(&self, text: &str, verdict: Verdict) -> Arc<AtomicBool> {
         let fired = Arc::new(AtomicBool::new(false));
         let (cut, text) = (Arc::clone(&fired), text.as_bytes().to_vec());
@@ -245,8 +245,8 @@ impl Scene {
         Ok(())
     }
 
-    /// Repeats accepted requests with their idempotency keys, spread over all of them, and records the answers, which must
-    /// name the same messages. Fails without such a request.
+    /// Repeats accepted requests with their idempotency keys, spread over all of them, and records the answers, which
+    /// must name the same messages. Fails without such a request.
     pub async fn repeat_keys<'a>(&self, from: &Agent, sent: impl Iterator<Item = &'a SentMessage>) -> Result<()> {
         let accepted: Vec<_> =
             sent.filter(|one| one.key.is_some() && matches!(one.outcome, Outcome::Accepted(_))).collect();
@@ -275,8 +275,8 @@ impl Scene {
         self.judge_at(url, sent, Losses::None).await.map(drop)
     }
 
-    /// Judges connections, and the history of posts, frames and positions. Returns the ids of accepted messages that are
-    /// lost.
+    /// Judges connections, and the history of posts, frames and positions. Returns the ids of accepted messages that
+    /// are lost.
     pub async fn judge(&self, sent: &[SentMessage], losses: Losses<'_>) -> Result<Vec<String>> {
         let gateway = self.stack.gateways().iter().find(|gateway| gateway.is_running()).context("a gateway")?;
         self.judge_at(gateway.url(), sent, losses).await

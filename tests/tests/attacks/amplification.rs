@@ -1,5 +1,5 @@
-//! One post that many subscriptions of its workspace match, all of them at one host: it is stored once, and leaves at the
-//! rate of one host.
+//! One post that many subscriptions of its workspace match, all of them at one host: it is stored once, and leaves at
+//! the rate of one host.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Bodies that begin and do not end: a workspace holds its share of a gateway's memory with them, and others send theirs
-//! meanwhile.
+//! Bodies that begin and do not end: a workspace holds its share of a gateway's memory with them, and others send
+//! theirs meanwhile.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Frames that begin and do not end: a workspace holds its share of a gateway's memory with them, and others send theirs
-//! meanwhile.
+//! Frames that begin and do not end: a workspace holds its share of a gateway's memory with them, and others send
+//! theirs meanwhile.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Large inputs of invocations: those for a node that reads nothing take a bounded part of its gateway, and do not hold up
-//! those of others.
+//! Large inputs of invocations: those for a node that reads nothing take a bounded part of its gateway, and do not hold
+//! up those of others.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Messages as large as the limits admit, to many recipients: the memory of gateways and workers stays within its bound,
-//! and everything is delivered in order.
+//! Messages as large as the limits admit, to many recipients: the memory of gateways and workers stays within its
+//! bound, and everything is delivered in order.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,5 +1,5 @@
-//! Lists and searches of messages as large as the limits admit: a gateway holds a few of the bodies at a time, sends all
-//! of them, and serves other tenants meanwhile.
+//! Lists and searches of messages as large as the limits admit: a gateway holds a few of the bodies at a time, sends
+//! all of them, and serves other tenants meanwhile.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! A process with access to NATS and without the installation's keys: nothing that it publishes reaches a node, a caller
-//! or an observer, and nothing that it has recorded does so twice.
+//! A process with access to NATS and without the installation's keys: nothing that it publishes reaches a node, a
+//! caller or an observer, and nothing that it has recorded does so twice.
 
 mod hints;
 

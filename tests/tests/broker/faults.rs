@@ -1,10 +1,10 @@
 //! Faults of the published broker 9.1.6 that ours must not have, one test each. Those that other files test by their
 //! subject are named in `tests/README.md`.
 //!
-//! Against the published 9.1.6 (`RELAY_NODE_BROKER`) the tests of these faults fail: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,
-//! 13, 15, 19, 20, 21, 22. That of 16 passes. That of 14 had no end
-//! within two minutes. Those of 17 and 18 say nothing about it: it stops at an earlier difference of the transcript, and
-//! does not know the harness table. Against 12.4.1 they have not been run.
+//! Against the published 9.1.6 (`RELAY_NODE_BROKER`) the tests of these faults fail: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
+//! 12, 13, 15, 19, 20, 21, 22. That of 16 passes. That of 14 had no end within two minutes. Those of 17 and 18 say
+//! nothing about it: it stops at an earlier difference of the transcript, and does not know the harness table. Against
+//! 12.4.1 they have not been run.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -24,8 +24,8 @@ use relay_testkit::{
 const SOON: Duration = Duration::from_secs(30);
 /// The session of the lock is given up after 32 s, and the connections of the repair after 5 s more.
 const SERVED_WITHIN: Duration = Duration::from_secs(60);
-/// The gateway renews its lease each second, gives up a connection that does not answer a test after 2 s, and compares the
-/// new one. The batch itself would be given up after 15 s.
+/// The gateway renews its lease each second, gives up a connection that does not answer a test after 2 s, and compares
+/// the new one. The batch itself would be given up after 15 s.
 const NOTICED_WITHIN: Duration = Duration::from_secs(14);
 
 /// Statement of a repair that changes something first.
@@ -85,8 +85,8 @@ async fn a_repair_on_a_dead_network_ends_with_its_lock() -> Result<()> {
     Ok(())
 }
 
-/// The host of the primary is lost, and does not close its connections. A process commits one batch at a time, and the next
-/// ones are written to the new primary.
+/// The host of the primary is lost, and does not close its connections. A process commits one batch at a time, and the
+/// next ones are written to the new primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_that_a_lost_host_does_not_answer_delays_no_other() -> Result<()> {
     const UNANSWERED: &str = "sent to the lost host";

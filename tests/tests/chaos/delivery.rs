@@ -12,9 +12,8 @@ use relay_acceptance::chaos::{
 use relay_testkit::{client::NodeSocket, stack::Stack, wait};
 use serde_json::json;
 
-/// The silence check finds losses every 3 s by the change feed, and every 3 min by comparing all mailboxes; the rest is for
-/// a loaded machine. A stuck socket is closed only after 30
-/// s, so waiting for that would exceed this limit.
+/// The silence check finds losses every 3 s by the change feed, and every 3 min by comparing all mailboxes; the rest is
+/// for a loaded machine. A stuck socket is closed only after 30 s, so waiting for that would exceed this limit.
 const SOON: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -189,7 +188,8 @@ async fn a_full_mailbox_assigns_no_seq_and_notifies_the_sender() -> Result<()> {
     scene.verify(&[]).await
 }
 
-/// A broker that confirms nothing is sent a window of frames. The others are held in memory, and become dead letters there.
+/// A broker that confirms nothing is sent a window of frames. The others are held in memory, and become dead letters
+/// there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delivery_that_expires_while_its_frame_is_held_is_not_sent() -> Result<()> {
     // More than the window of unconfirmed frames.

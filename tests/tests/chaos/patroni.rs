@@ -136,8 +136,8 @@ impl Operated {
         Ok(leader)
     }
 
-    /// Returns whether a message was accepted and no new leader lacked it. One that was lacked may be restored from the log,
-    /// without its idempotency key, and then be known to later leaders.
+    /// Returns whether a message was accepted and no new leader lacked it. One that was lacked may be restored from the
+    /// log, without its idempotency key, and then be known to later leaders.
     fn is_kept(&self, sent: &SentMessage) -> bool {
         let Outcome::Accepted(id) = &sent.outcome else { return false };
         let earlier = self.losses.iter().zip(&self.known).filter(|(span, _)| sent.ticks.0 < span.end);

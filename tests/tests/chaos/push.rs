@@ -67,8 +67,8 @@ struct RoundResult {
     kills: usize,
 }
 
-/// Sends `each` deliveries to each of `endpoints`; every tenth is dead if `some_dead`. Names and texts contain that of the
-/// round: all rounds share a database.
+/// Sends `each` deliveries to each of `endpoints`; every tenth is dead if `some_dead`. Names and texts contain that of
+/// the round: all rounds share a database.
 async fn run_round(
     field: &Arc<PushField>,
     name: &str,

@@ -260,8 +260,8 @@ async fn a_drain_closes_sockets_gracefully_and_loses_nothing() -> Result<()> {
     scene.verify(&sent).await
 }
 
-/// The COMMIT of a registration arrives, its answer is lost, and Postgres stays unavailable until the connection has given
-/// up. Its client does not return.
+/// The COMMIT of a registration arrives, its answer is lost, and Postgres stays unavailable until the connection has
+/// given up. Its client does not return.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_registration_cut_in_its_commit_does_not_hold_its_provider() -> Result<()> {
     let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
@@ -306,8 +306,8 @@ async fn wait_freed(scene: &Scene, mut socket: NodeSocket, node_id: &str) -> Res
     Ok(())
 }
 
-/// Two sockets of a direct node register while Postgres is unavailable. Whichever registration is written first, the newer
-/// socket holds the node afterwards.
+/// Two sockets of a direct node register while Postgres is unavailable. Whichever registration is written first, the
+/// newer socket holds the node afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_socket_that_waited_for_storage_does_not_displace_a_newer_one() -> Result<()> {
     // Requests at nearly the same time take over from each other, since clocks of gateways differ.

@@ -1,5 +1,5 @@
-//! Published clients, unmodified, while Postgres fails over: everything arrives in order, once. With a standby that lags,
-//! the engine finds what it lacks in JetStream.
+//! Published clients, unmodified, while Postgres fails over: everything arrives in order, once. With a standby that
+//! lags, the engine finds what it lacks in JetStream.
 
 use std::{
     sync::OnceLock,

@@ -1,5 +1,5 @@
-//! An installation as docs/operations/install.md describes it: users of NATS with the subjects of their role, and TLS to
-//! Postgres and NATS with certificates that are checked.
+//! An installation as docs/operations/install.md describes it: users of NATS with the subjects of their role, and TLS
+//! to Postgres and NATS with certificates that are checked.
 
 use std::{
     fs,

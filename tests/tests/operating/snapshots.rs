@@ -1,5 +1,5 @@
-//! A snapshot of Postgres' disk is put back, and the delivery log is lost as well: neither the identity of the database nor
-//! the log shows that the database is older.
+//! A snapshot of Postgres' disk is put back, and the delivery log is lost as well: neither the identity of the database
+//! nor the log shows that the database is older.
 
 use std::{path::Path, process::Command, time::Duration};
 

@@ -134,7 +134,8 @@ async fn a_minimum_interval_is_claimed_once() -> Result<()> {
     Ok(())
 }
 
-/// The published Rust client has a boolean, the fleet package sends what its definition has and compares it at each start.
+/// The published Rust client has a boolean, the fleet package sends what its definition has and compares it at each
+/// start.
 #[tokio::test]
 async fn a_mention_is_a_boolean_or_a_name() -> Result<()> {
     let place = CallScene::new("trigger-mention").await?;

@@ -1,5 +1,5 @@
-//! Every reading route with every observer filter and under different rights of agents: no answer contains what the filter
-//! hides.
+//! Every reading route with every observer filter and under different rights of agents: no answer contains what the
+//! filter hides.
 
 use std::collections::BTreeMap;
 

@@ -278,8 +278,8 @@ async fn owners_and_the_key_are_never_refused() -> Result<()> {
     .await
 }
 
-/// No route outside of the table depends on rights, with any token that it accepts. Reads change nothing, so they share a
-/// world.
+/// No route outside of the table depends on rights, with any token that it accepts. Reads change nothing, so they share
+/// a world.
 #[tokio::test]
 async fn no_other_route_depends_on_rights() -> Result<()> {
     let restricted: BTreeSet<_> =

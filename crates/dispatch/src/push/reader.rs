@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 use super::queue::{HeldPage, PushQueue};
 
 /// Requests that wait for their page; every task has one at most. 24 pages of 50 messages of half a kilobyte
-/// reserve a megabyte, the bound of one family's contents in one read: JSON counts with what it may take at most. Rows beyond it are read for nothing, and again.
+/// reserve a megabyte, the bound of one family's contents in one read: JSON counts with what it may take at most. Rows
+/// beyond it are read for nothing, and again.
 const REQUESTS: QueueConfig<PageRequest> = QueueConfig::new("push_pages", 8192, 24);
 
 type PageRequest = Request<(LeasedMailbox, Seq), Option<HeldPage>>;

@@ -1,4 +1,5 @@
-//! Headers of calls to subscriptions (docs/protocol/rest.md, "Subscription calls"). The body is the same for each attempt.
+//! Headers of calls to subscriptions (docs/protocol/rest.md, "Subscription calls"). The body is the same for each
+//! attempt.
 
 use chrono::{DateTime, Utc};
 use http::{HeaderMap, header};

@@ -75,8 +75,8 @@ impl Right {
     }
 }
 
-/// Settings of rights: the policy of a workspace, or the overrides of one agent. A right without a setting is decided by
-/// the next level: overrides, policy, default.
+/// Settings of rights: the policy of a workspace, or the overrides of one agent. A right without a setting is decided
+/// by the next level: overrides, policy, default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RightSettings(BTreeMap<Right, bool>);

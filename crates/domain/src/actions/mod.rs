@@ -1,5 +1,5 @@
-//! Actions: operations that agents invoke on nodes and on other agents. Main types: [`Action`] and [`Invocation`]; used by
-//! the engine's action use cases and the store.
+//! Actions: operations that agents invoke on nodes and on other agents. Main types: [`Action`] and [`Invocation`]; used
+//! by the engine's action use cases and the store.
 //!
 //! An invocation has exactly one outcome. It runs on one provider at a time; when that provider is lost or does not
 //! respond in time, the next attempt starts under the same id (docs/protocol/node.md, "Invocation states" and "Retries

@@ -1,5 +1,5 @@
-//! Stored explanation of placements, in the JSON form of `invocations.placements`. Written with each placement, read for
-//! callers that ask for it.
+//! Stored explanation of placements, in the JSON form of `invocations.placements`. Written with each placement, read
+//! for callers that ask for it.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
-//! Events: the [`Event`] itself, the kinds, and the stable event id of a message. Used by the engine, which records events, and by the
-//! gateway, which filters them for observers.
+//! Events: the [`Event`] itself, the kinds, and the stable event id of a message. Used by the engine, which records
+//! events, and by the gateway, which filters them for observers.
 
 mod event;
 pub mod event_id;

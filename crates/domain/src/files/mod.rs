@@ -1,5 +1,5 @@
-//! Files: the [`File`] itself, its lifecycle ([`FileStatus`]), rules for names and content types ([`ContentTypeRules`]), and the
-//! `Content-Disposition` of downloads.
+//! Files: the [`File`] itself, its lifecycle ([`FileStatus`]), rules for names and content types
+//! ([`ContentTypeRules`]), and the `Content-Disposition` of downloads.
 
 use std::fmt::Write as _;
 

@@ -61,8 +61,8 @@ pub struct MailboxStream<F> {
     head: Seq,
     /// Highest seq known to exist when the stream opened.
     replay_end: Seq,
-    /// Highest seq without a copy to come: it existed when the stream opened, or is known by its head only, or its frame was
-    /// dropped.
+    /// Highest seq without a copy to come: it existed when the stream opened, or is known by its head only, or its
+    /// frame was dropped.
     no_copy_until: Seq,
     /// Highest seq ever written for this agent, on this or an earlier connection.
     sent: Seq,

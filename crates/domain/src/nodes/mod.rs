@@ -1,5 +1,6 @@
 //! Nodes: their kinds and roles, and the kinds of their capabilities. Nodes with their providers are in [`roster`],
-//! placement of work is in [`placement`], replacement of a provider's connection in [`takeover`], rules of tags in [`tags`].
+//! placement of work is in [`placement`], replacement of a provider's connection in [`takeover`], rules of tags in
+//! [`tags`].
 
 pub mod placement;
 pub mod roster;
@@ -12,8 +13,8 @@ use std::time::Duration;
 
 /// Silence after which a provider is not live. Direct clients send a heartbeat every 30 s.
 pub const NODE_TTL: Duration = Duration::from_secs(45);
-/// Time from the end of a gateway's lease until its sockets count as closed. On a loaded machine a gateway that works may
-/// renew its lease late.
+/// Time from the end of a gateway's lease until its sockets count as closed. On a loaded machine a gateway that works
+/// may renew its lease late.
 pub const GATEWAY_GRACE: Duration = Duration::from_secs(5);
 /// Time without a connection for which a node counts as temporarily unavailable: only the agents themselves move away
 /// from it. As long as invocations wait for an unavailable handler.

@@ -1,5 +1,5 @@
-//! Attempts to hand a delivery to the endpoint of an http_push node. Main types: [`PushAttempt`] and [`AttemptOutcome`]; made
-//! by the worker's dispatcher, written by the store.
+//! Attempts to hand a delivery to the endpoint of an http_push node. Main types: [`PushAttempt`] and
+//! [`AttemptOutcome`]; made by the worker's dispatcher, written by the store.
 
 use chrono::{DateTime, Utc};
 

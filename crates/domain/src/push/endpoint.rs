@@ -1,5 +1,5 @@
-//! Health of the endpoints of http_push nodes, shared by all workers. Main type: [`EndpointHealth`], the state of the circuit
-//! breaker.
+//! Health of the endpoints of http_push nodes, shared by all workers. Main type: [`EndpointHealth`], the state of the
+//! circuit breaker.
 
 use chrono::{DateTime, Utc};
 
@@ -32,8 +32,8 @@ pub struct EndpointReport {
 }
 
 impl EndpointHealth {
-    /// Returns the end of the pause or of the breaker's open period; `None` when a call is allowed, be it as the probe of an
-    /// open breaker.
+    /// Returns the end of the pause or of the breaker's open period; `None` when a call is allowed, be it as the probe
+    /// of an open breaker.
     #[must_use]
     pub fn closed_until(&self, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let open = self.open_until.filter(|_| self.failures >= BREAKER_FAILURES);

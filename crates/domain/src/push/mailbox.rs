@@ -29,7 +29,8 @@ pub struct LeasedMailbox {
     pub epoch: i64,
     /// Push position: every row up to here has been handed over, is settled, or is deferred.
     pub pushed_seq: Seq,
-    /// Recovery epoch of the claim. After a recovery the position may be that of lost rows, and is not written any more.
+    /// Recovery epoch of the claim. After a recovery the position may be that of lost rows, and is not written any
+    /// more.
     pub recovery_epoch: Option<i64>,
 }
 

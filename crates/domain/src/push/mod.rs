@@ -1,6 +1,7 @@
 //! Rules for http_push: meaning of an endpoint's answer, retries, and the circuit breaker (docs/protocol/node.md, "HTTP
-//! push"). Main types: [`AckMode`], [`RetryPolicy`] and [`PushOutcome`]; the worker's dispatcher applies them. Call settings
-//! are in [`settings`], leased mailboxes in [`mailbox`], attempts in [`attempt`], the circuit breaker in [`endpoint`].
+//! push"). Main types: [`AckMode`], [`RetryPolicy`] and [`PushOutcome`]; the worker's dispatcher applies them. Call
+//! settings are in [`settings`], leased mailboxes in [`mailbox`], attempts in [`attempt`], the circuit breaker in
+//! [`endpoint`].
 
 pub mod attempt;
 pub mod endpoint;

@@ -1,5 +1,6 @@
-//! Call settings of http_push nodes without their secrets, as stored and as shown to clients (docs/protocol/node.md, "Push
-//! settings"). Main types: [`EndpointSettings`] and [`EndpointAuth`]. The engine checks and encrypts the input of clients.
+//! Call settings of http_push nodes without their secrets, as stored and as shown to clients (docs/protocol/node.md,
+//! "Push settings"). Main types: [`EndpointSettings`] and [`EndpointAuth`]. The engine checks and encrypts the input of
+//! clients.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -8,8 +8,8 @@ use chrono::{DateTime, Utc};
 use super::DeliveryStatus;
 use crate::SubscriptionDeliveryId;
 
-/// Subscriptions that a claim selects. Failing ones are claimed separately, so that slow or broken URLs do not delay the
-/// others.
+/// Subscriptions that a claim selects. Failing ones are claimed separately, so that slow or broken URLs do not delay
+/// the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimedHealth {
     /// Those whose last calls succeeded.

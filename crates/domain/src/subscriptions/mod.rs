@@ -1,5 +1,5 @@
-//! Event subscriptions: HTTP endpoints for events of a workspace. Main types: [`Subscription`] and [`SubscriptionDelivery`];
-//! the rules for calling their URLs are in [`call`].
+//! Event subscriptions: HTTP endpoints for events of a workspace. Main types: [`Subscription`] and
+//! [`SubscriptionDelivery`]; the rules for calling their URLs are in [`call`].
 
 pub mod call;
 pub mod dispatch;

@@ -1,4 +1,5 @@
-//! Secrets of subscriptions and of push endpoints: the key of the Standard Webhooks scheme, and [`SubscriptionSecrets`].
+//! Secrets of subscriptions and of push endpoints: the key of the Standard Webhooks scheme, and
+//! [`SubscriptionSecrets`].
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Messages and totals of a whole workspace, as dashboards show them. Read by the store, shown by the routes of activity.
+//! Messages and totals of a whole workspace, as dashboards show them. Read by the store, shown by the routes of
+//! activity.
 
 use chrono::{DateTime, Utc};
 

@@ -9,8 +9,8 @@ pub const MAX_KEYS: usize = 100;
 /// Maximum size as JSON, after merging, in bytes.
 pub const MAX_BYTES: usize = 16 * 1024;
 
-/// Names of keys that hold credentials, in lower case and without separators. A key holds one if it has one of these names
-/// or ends with one, like `github_token` and `dbPassword`; a final `s` does not count.
+/// Names of keys that hold credentials, in lower case and without separators. A key holds one if it has one of these
+/// names or ends with one, like `github_token` and `dbPassword`; a final `s` does not count.
 const CREDENTIAL_KEYS: [&str; 15] = [
     "password",
     "passwd",
@@ -29,8 +29,8 @@ const CREDENTIAL_KEYS: [&str; 15] = [
     "credential",
 ];
 
-/// Prefixes of tokens, each with the minimum number of characters behind it. The engine's own are unmistakable; some others
-/// begin ordinary words such as `sk-learn`.
+/// Prefixes of tokens, each with the minimum number of characters behind it. The engine's own are unmistakable; some
+/// others begin ordinary words such as `sk-learn`.
 const TOKEN_PREFIXES: [(&[&str], usize); 3] = [
     (&["rk_live_", "rk_test_", "at_live_", "at_test_", "nt_live_", "ot_live_", "wh_live_", "ar_ws_"], 1),
     (

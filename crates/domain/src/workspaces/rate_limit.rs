@@ -247,8 +247,8 @@ impl Lease {
     }
 }
 
-/// Returns the units that the row grants: at most `wanted`, and no more than are left after the `acquired` units of this
-/// window.
+/// Returns the units that the row grants: at most `wanted`, and no more than are left after the `acquired` units of
+/// this window.
 #[must_use]
 pub const fn grant_units(limit: u32, acquired: u32, wanted: u32) -> u32 {
     let left = limit.saturating_sub(acquired);

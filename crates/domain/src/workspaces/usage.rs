@@ -1,5 +1,5 @@
-//! Usage of a workspace over time ([`UsageBucket`]) and its counters ([`WorkspaceMetrics`]). Read by the store, shown by
-//! the routes of usage and metrics and by relayctl.
+//! Usage of a workspace over time ([`UsageBucket`]) and its counters ([`WorkspaceMetrics`]). Read by the store, shown
+//! by the routes of usage and metrics and by relayctl.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;

@@ -14,8 +14,8 @@ use crate::{Engine, Inner};
 /// short enough that no request is refused after Postgres is back.
 const OUTAGE_BACKOFF: Duration = Duration::from_millis(50);
 
-/// A token that was valid within the last minutes is known. The others are strangers: they have half of the queue, and of
-/// each batch while known ones wait, so that a flood of invented tokens does not delay known callers.
+/// A token that was valid within the last minutes is known. The others are strangers: they have half of the queue, and
+/// of each batch while known ones wait, so that a flood of invented tokens does not delay known callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Familiarity {
     Known,

@@ -1,5 +1,5 @@
-//! The bound on recorded refusals, so that they cannot flood the event log: one event a minute for each agent and code, and
-//! [`MAX_RECORDED`] a minute for a workspace. Denied invocations (`action.denied`) have a bound of their own.
+//! The bound on recorded refusals, so that they cannot flood the event log: one event a minute for each agent and code,
+//! and [`MAX_RECORDED`] a minute for a workspace. Denied invocations (`action.denied`) have a bound of their own.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -188,7 +188,8 @@ impl Tokens {
     }
 }
 
-/// Converts the owner of a token of this kind. `None` if the token is of another kind, or an observer's row cannot be read.
+/// Converts the owner of a token of this kind. `None` if the token is of another kind, or an observer's row cannot be
+/// read.
 fn to_credential(kind: TokenKind, hash: TokenHash, owner: TokenOwner) -> Option<Credential> {
     let scope = WorkspaceScope::from_verified_token;
     match (kind, owner) {

@@ -300,8 +300,8 @@ impl Actions {
         }
     }
 
-    /// Finds what the name of an action leads to, on a node or in the workspace. A policy for spawns precedes the actions
-    /// and capacities of nodes; an agent's own action is none of them.
+    /// Finds what the name of an action leads to, on a node or in the workspace. A policy for spawns precedes the
+    /// actions and capacities of nodes; an agent's own action is none of them.
     pub(super) async fn find_callee(
         &self,
         scope: WorkspaceScope,

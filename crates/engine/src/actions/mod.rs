@@ -68,8 +68,8 @@ pub struct Actions {
 
 impl Actions {
     /// Defines an action, or changes it when the same handler defined it before. An action whose handler has not been
-    /// live for a minute gets the new handler, and is otherwise unchanged; its open invocations fail. Returns true if it
-    /// is new.
+    /// live for a minute gets the new handler, and is otherwise unchanged; its open invocations fail. Returns true if
+    /// it is new.
     ///
     /// # Errors
     /// When a field is invalid, the caller may not define actions, an agent names another handler than itself, the

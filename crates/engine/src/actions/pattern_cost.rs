@@ -27,8 +27,8 @@ pub(super) enum PatternCost {
 }
 
 impl PatternCost {
-    /// Measures a pattern in the syntax of the `regex` crate; `None` if it is not valid there. Up to `few` states, it does
-    /// not matter whether the pattern is [`PatternCost::Small`], which takes longest to find out.
+    /// Measures a pattern in the syntax of the `regex` crate; `None` if it is not valid there. Up to `few` states, it
+    /// does not matter whether the pattern is [`PatternCost::Small`], which takes longest to find out.
     pub(super) fn measure(pattern: &str, few: u64) -> Option<Self> {
         let states = positions(&regex_syntax::parse(pattern).ok()?);
         Some(if states > few && is_small(pattern) { Self::Small } else { Self::States(states) })
@@ -44,8 +44,8 @@ impl PatternCost {
     }
 }
 
-/// Returns whether the automata for both directions of matching fit into the matcher's cache. Patterns with Unicode word
-/// boundaries do not: on text outside of ASCII, the matcher does without automata.
+/// Returns whether the automata for both directions of matching fit into the matcher's cache. Patterns with Unicode
+/// word boundaries do not: on text outside of ASCII, the matcher does without automata.
 fn is_small(pattern: &str) -> bool {
     let config = dense::Config::new()
         .dfa_size_limit(Some(SMALL_BYTES))

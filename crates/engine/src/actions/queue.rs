@@ -22,8 +22,8 @@ use crate::{Engine, EngineError, EngineResult, Inner};
 
 /// Bound of the queue. Beyond it callers are refused at once, with `Retry-After`.
 const QUEUE: usize = 8192;
-/// Bytes of inputs, or of outputs, that wait at most: 85 of the largest, which have 768 KiB. Usual ones have a few KiB, so
-/// that their number is bounded first.
+/// Bytes of inputs, or of outputs, that wait at most: 85 of the largest, which have 768 KiB. Usual ones have a few KiB,
+/// so that their number is bounded first.
 const QUEUE_BYTES: u32 = 64 * 1024 * 1024;
 /// A family holds at most a quarter of the queue, so that one that floods it leaves room for the others.
 const KEY_SHARE: u32 = 4;

@@ -156,11 +156,12 @@ impl Actions {
         self.create_invocation(fence.scope, InvocationRequest { caller_name: node.name, ..call }).await
     }
 
-    /// Ends an agent through the node that runs it, or through the policy for releases. Without a node, or to delete it while its node is unavailable, the
-    /// engine ends it itself.
+    /// Ends an agent through the node that runs it, or through the policy for releases. Without a node, or to delete it
+    /// while its node is unavailable, the engine ends it itself.
     ///
     /// # Errors
-    /// When there is no such agent, the caller may not end it, its id or token is not the expected one, or its node is unavailable.
+    /// When there is no such agent, the caller may not end it, its id or token is not the expected one, or its node is
+    /// unavailable.
     pub async fn release(
         &self,
         caller: &Credential,

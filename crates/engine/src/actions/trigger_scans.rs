@@ -28,8 +28,8 @@ use crate::{
 };
 
 const WORKSPACES_AT_ONCE: i64 = 16;
-/// Of them, workspaces of one family at most: half of [`CONCURRENT_SCANS`], because the family matches its patterns one at
-/// a time and its scans wait for each other.
+/// Of them, workspaces of one family at most: half of [`CONCURRENT_SCANS`], because the family matches its patterns one
+/// at a time and its scans wait for each other.
 const WORKSPACES_OF_FAMILY: i64 = 2;
 /// Workspaces scanned at the same time, so that one whose schemas cost much does not hold up the others.
 const CONCURRENT_SCANS: usize = 4;
@@ -148,8 +148,9 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
     Ok(through(fired as u64, end))
 }
 
-/// Returns the triggers that a message (with the number of its event) matches, oldest first; `None` if there was no place
-/// to match their patterns. Triggers behind those whose patterns take too long do not match, which is recorded with them.
+/// Returns the triggers that a message (with the number of its event) matches, oldest first; `None` if there was no
+/// place to match their patterns. Triggers behind those whose patterns take too long do not match, which is recorded
+/// with them.
 async fn matching_triggers<'a>(
     engine: &Engine,
     scope: WorkspaceScope,

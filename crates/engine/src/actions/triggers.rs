@@ -90,8 +90,8 @@ impl Actions {
     /// Changes a trigger.
     ///
     /// # Errors
-    /// When there is none of that id, it is not the caller's, the caller may not invoke the new action itself, or a field
-    /// is out of bounds.
+    /// When there is none of that id, it is not the caller's, the caller may not invoke the new action itself, or a
+    /// field is out of bounds.
     pub async fn update_trigger(
         &self,
         caller: &Credential,
@@ -144,8 +144,8 @@ impl Actions {
         }
     }
 
-    /// Invokes a trigger's action for a message, in the name of its author; a webhook's messages are the workspace's. The
-    /// agent that created the trigger must be permitted the action too, so that a trigger gives no rights to its
+    /// Invokes a trigger's action for a message, in the name of its author; a webhook's messages are the workspace's.
+    /// The agent that created the trigger must be permitted the action too, so that a trigger gives no rights to its
     /// creator. Idempotent per trigger and message.
     ///
     /// # Errors
@@ -199,8 +199,8 @@ impl Actions {
     }
 
     /// Returns the handler of an action that no handler owns in the workspace and nodes have of their own. One node is
-    /// addressed as such, so that its queue counts; several share the work. An action with the name of a capacity to spawn
-    /// is a policy of its node, and queues nothing.
+    /// addressed as such, so that its queue counts; several share the work. An action with the name of a capacity to
+    /// spawn is a policy of its node, and queues nothing.
     async fn node_handler(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Option<Handler>> {
         match self.find_callee(scope, None, name).await? {
             Callee::Action(_) | Callee::Policy(_) => return Ok(None),
@@ -222,8 +222,8 @@ impl Actions {
         }))
     }
 
-    /// Returns whether a webhook's message was produced by an action: the call or its payload names the invocation. It fires
-    /// nothing, so that an action which reports through a webhook does not start itself again.
+    /// Returns whether a webhook's message was produced by an action: the call or its payload names the invocation. It
+    /// fires nothing, so that an action which reports through a webhook does not start itself again.
     pub(crate) async fn is_produced_by_action(&self, scope: WorkspaceScope, message: &Message) -> EngineResult<bool> {
         if message.agent_id != webhook_agent(scope) {
             return Ok(false);

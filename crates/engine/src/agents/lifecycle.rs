@@ -344,9 +344,9 @@ impl Agents {
         Ok(())
     }
 
-    /// Rotates an agent's token. The token before it is revoked when this returns, or accepted for the workspace's grace.
-    /// The workspace key may do this for every agent, an agent for itself. The key ends the agent's own connection too:
-    /// it rotates a token that was stolen.
+    /// Rotates an agent's token. The token before it is revoked when this returns, or accepted for the workspace's
+    /// grace. The workspace key may do this for every agent, an agent for itself. The key ends the agent's own
+    /// connection too: it rotates a token that was stolen.
     ///
     /// # Errors
     /// When there is no such agent, or the caller is another agent, a node, or the holder of a former token.

@@ -64,8 +64,8 @@ impl Channels {
         })
     }
 
-    /// Returns the channel whose only recipient is an agent, and whether this call created it. Everything posted there, by
-    /// agents, webhooks and triggers, reaches this agent and no other.
+    /// Returns the channel whose only recipient is an agent, and whether this call created it. Everything posted there,
+    /// by agents, webhooks and triggers, reaches this agent and no other.
     ///
     /// # Errors
     /// When there is no such agent, another agent asks, or the channel is archived.
@@ -226,8 +226,8 @@ impl Channels {
     /// Adds another agent to a channel. Returns the channel's name.
     ///
     /// # Errors
-    /// When there is no such channel or agent, the channel is archived, the caller is no member or may not join channels, or
-    /// that is closed to the invited agent by itself.
+    /// When there is no such channel or agent, the channel is archived, the caller is no member or may not join
+    /// channels, or that is closed to the invited agent by itself.
     pub async fn invite(&self, caller: &AgentCaller, name: &str, invitee: &str) -> EngineResult<String> {
         self.core.authorize(caller, Operation::Join).await?;
         let channel = self.open_channel(caller.scope, name).await?;

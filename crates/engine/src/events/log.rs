@@ -72,7 +72,8 @@ impl Events {
         Ok(page)
     }
 
-    /// Reads the next events above `since`, about `events` of them, with their frames: fewer if their messages are large.
+    /// Reads the next events above `since`, about `events` of them, with their frames: fewer if their messages are
+    /// large.
     pub(super) async fn events_after(
         &self,
         scope: WorkspaceScope,

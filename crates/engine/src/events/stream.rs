@@ -71,8 +71,8 @@ impl Events {
         })
     }
 
-    /// Reads events above `since` and below `before`, for an observer that repeats a request, and the memory that they take
-    /// until they are written.
+    /// Reads events above `since` and below `before`, for an observer that repeats a request, and the memory that they
+    /// take until they are written.
     pub async fn read_between(
         &self,
         scope: WorkspaceScope,

@@ -112,8 +112,8 @@ impl Files {
         Ok(FileDownload { row, bytes: at_pace_of_client(bytes, slot) })
     }
 
-    /// Takes a slot for a transfer and reads the file. Files of a deleted workspace are deleted; those of an expired one are
-    /// kept for a while, and refused.
+    /// Takes a slot for a transfer and reads the file. Files of a deleted workspace are deleted; those of an expired
+    /// one are kept for a while, and refused.
     async fn begin_transfer(&self, grant: Grant) -> EngineResult<(TransferSlot, File)> {
         // Before the reads, so that a flood of transfers costs no queries.
         let slot = self.storage.transfers.take(self.core.family(grant.scope).await).ok_or(EngineError::Overloaded)?;
@@ -146,8 +146,8 @@ impl ClientSpeed {
     }
 }
 
-/// Reads a little ahead of the reader. A reader that is too slow gets no more, so that it cannot hold its slot for long:
-/// the response breaks off, and fewer bytes arrive than announced.
+/// Reads a little ahead of the reader. A reader that is too slow gets no more, so that it cannot hold its slot for
+/// long: the response breaks off, and fewer bytes arrive than announced.
 async fn read_ahead(mut bytes: BoxStream<'static, BlobResult<Bytes>>, sender: mpsc::Sender<BlobResult<Bytes>>) {
     let mut speed = ClientSpeed::default();
     while let Some(piece) = bytes.next().await {
@@ -251,8 +251,8 @@ mod tests {
     const PAUSE: Duration = Duration::from_secs(20);
     const LARGE_PIECE: usize = 32 * PIECE;
 
-    /// Downloads a file of ten minutes at the minimum rate, in pieces that the client takes at this pace. Returns whether it
-    /// arrives.
+    /// Downloads a file of ten minutes at the minimum rate, in pieces that the client takes at this pace. Returns
+    /// whether it arrives.
     async fn downloads_at(pace: Duration) -> bool {
         const PIECES: usize = 600;
         let (sender, mut receiver) = mpsc::channel(READ_AHEAD);

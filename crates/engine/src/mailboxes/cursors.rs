@@ -1,9 +1,9 @@
 //! Delivery cursors of gateways (sent, acknowledged), written behind in batches.
 //!
 //! An ack counts once it is in Postgres. Only one move per mailbox and reporting provider waits in memory, so an outage
-//! of Postgres costs no memory: hence a map instead of a queue (`relay_tasks::batches`). A write costs by the mailbox and
-//! not by the ack, so acks of many mailboxes gather for longer: a mailbox that is acked 50 times a second is then written
-//! four times instead of 50.
+//! of Postgres costs no memory: hence a map instead of a queue (`relay_tasks::batches`). A write costs by the mailbox
+//! and not by the ack, so acks of many mailboxes gather for longer: a mailbox that is acked 50 times a second is then
+//! written four times instead of 50.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -147,12 +147,14 @@ async fn flush(core: &Core, moves: &CursorMoves, locked: LockedCursors) -> Engin
 }
 
 impl Mailboxes {
-    /// Records that a connection wrote or acknowledged up to here; stored within 20 ms, and within 250 ms while many mailboxes move.
+    /// Records that a connection wrote or acknowledged up to here; stored within 20 ms, and within 250 ms while many
+    /// mailboxes move.
     pub fn move_cursor(&self, moved: CursorMove) {
         self.cursors.add(moved);
     }
 
-    /// Writes all waiting moves now, also those of cursors that others hold: for a drain, and before a position is judged.
+    /// Writes all waiting moves now, also those of cursors that others hold: for a drain, and before a position is
+    /// judged.
     pub async fn flush_cursors(&self) -> EngineResult<()> {
         flush(&self.core, &self.cursors, LockedCursors::Wait).await.map(drop)
     }

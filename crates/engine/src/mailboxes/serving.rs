@@ -28,8 +28,8 @@ use super::Mailboxes;
 use crate::EngineResult;
 pub use crate::maintenance::CHANGES_KEPT;
 
-/// Rows that one repair reads of each mailbox at least, and at most if it reads few mailboxes. Below [`EARLY_LIMIT`], since
-/// live copies that arrive meanwhile take room in the same stream.
+/// Rows that one repair reads of each mailbox at least, and at most if it reads few mailboxes. Below [`EARLY_LIMIT`],
+/// since live copies that arrive meanwhile take room in the same stream.
 ///
 /// [`EARLY_LIMIT`]: relay_domain::mailboxes::stream::EARLY_LIMIT
 const MIN_PAGE: Seq = 50;

@@ -90,8 +90,8 @@ impl Messages {
     }
 }
 
-/// Returns the readings of an address as the name of an agent and a machine. Both may contain `@`, so each `@` may be the
-/// one between them.
+/// Returns the readings of an address as the name of an agent and a machine. Both may contain `@`, so each `@` may be
+/// the one between them.
 fn read_address(address: &str) -> Vec<(&str, &str)> {
     let address = address.strip_prefix('@').unwrap_or(address);
     let signs = address.match_indices('@').map(|(at, _)| at);

@@ -5,8 +5,8 @@
 //! workspaces take turns by the number of recipients. Callers get their reply after the commit; publishing follows.
 //!
 //! A process has two such lanes, each with one transaction at a time: requests with many recipients have one of their
-//! own, since their deliveries take a second and requests of other workspaces must not wait for them. Those of the largest are
-//! written in chunks ([`fanouts`](super::fanouts)) before the lane goes on.
+//! own, since their deliveries take a second and requests of other workspaces must not wait for them. Those of the
+//! largest are written in chunks ([`fanouts`](super::fanouts)) before the lane goes on.
 //!
 //! The requests of a [`Sequence`] are committed in their order. After one that was not committed for a reason that may
 //! pass, the later ones are answered [`CommitReply::Preceded`], and their caller submits all of them again.
@@ -51,8 +51,8 @@ const BATCH_RECIPIENTS: u64 = 512;
 const BATCH_REQUESTS: usize = 512;
 /// Bytes of messages in one transaction: nine of the largest.
 const BATCH_BYTES: usize = 8 * 1024 * 1024;
-/// A transaction costs as much as 20 sends of one recipient, so a busy lane waits for more of them. 8 ms gain no more than
-/// 4 (loadtest/RESULTS.md).
+/// A transaction costs as much as 20 sends of one recipient, so a busy lane waits for more of them. 8 ms gain no more
+/// than 4 (loadtest/RESULTS.md).
 const LINGER: Linger = Linger { after_items: 16, time: Duration::from_millis(4) };
 /// Bound of each lane's queue. Beyond it callers are refused at once, with `Retry-After`.
 const QUEUE: usize = 8192;
@@ -386,8 +386,8 @@ async fn write_fanouts(engine: &Engine, opened: Vec<OpenedFanout>) {
     }
 }
 
-/// Replies to the callers and passes the committed sends to the publisher. Returns the fan-outs, whose deliveries are to be
-/// written, and whose callers wait for that.
+/// Replies to the callers and passes the committed sends to the publisher. Returns the fan-outs, whose deliveries are
+/// to be written, and whose callers wait for that.
 fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome: BatchOutcome) -> Vec<OpenedFanout> {
     if outcome.path == CommitPath::InSteps {
         metrics::counter!(metric_names::COMMITS_IN_STEPS).increment(1);

@@ -1,4 +1,5 @@
-//! Posts of nodes, in the name of agents: a broker node posts for every agent of its workspace, a direct node for its own.
+//! Posts of nodes, in the name of agents: a broker node posts for every agent of its workspace, a direct node for its
+//! own.
 
 use relay_domain::{
     JsonText, NodeId,

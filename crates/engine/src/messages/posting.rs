@@ -167,7 +167,8 @@ impl Messages {
     ///
     /// # Errors
     /// When the target is unknown or archived, the draft is invalid, its frame would exceed
-    /// [`relay_wire::nodes::deliver_frame::FRAME_LIMIT`], the key was used with another body, or the engine is overloaded.
+    /// [`relay_wire::nodes::deliver_frame::FRAME_LIMIT`], the key was used with another body, or the engine is
+    /// overloaded.
     pub async fn post(
         &self,
         author: &AgentCaller,
@@ -442,8 +443,8 @@ impl Messages {
     }
 }
 
-/// Returns the sources of a send's audience, one for each resolution. A snapshot that the commit has just rejected is not
-/// read from the cache again.
+/// Returns the sources of a send's audience, one for each resolution. A snapshot that the commit has just rejected is
+/// not read from the cache again.
 fn resolutions() -> impl Iterator<Item = AudienceSource> {
     iter::once(AudienceSource::Cache).chain(iter::repeat_n(AudienceSource::Storage, MAX_RESOLUTIONS - 1))
 }

@@ -36,16 +36,16 @@ const COPIES_BYTES: usize = 16 * 1024 * 1024;
 /// A slower publish must not stall delivery: gateways get a hint to read Postgres. A cluster that elects a leader
 /// pauses for seconds.
 const STALL_TIMEOUT: Duration = Duration::from_millis(250);
-/// The same for one frame of a large batch. A busy JetStream stores some thousand frames a second, and to read a thousand
-/// mailboxes that are not behind would make it slower.
+/// The same for one frame of a large batch. A busy JetStream stores some thousand frames a second, and to read a
+/// thousand mailboxes that are not behind would make it slower.
 const STALL_TIMEOUT_PER_FRAME: Duration = Duration::from_millis(1);
 /// Published batches that wait to be marked, all by one update: marking each alone would cost a commit per batch. One
 /// that finds no room is published again.
 const MARKS: QueueConfig<BatchId> =
     QueueConfig::new("published_batches", 4096, 4096).at_most_every(Duration::from_millis(100));
 
-/// Longest rest of a delivery's life for which its copy says when it ends. A copy reaches its socket long before, and is
-/// compared with storage after it has waited there for 2 s.
+/// Longest rest of a delivery's life for which its copy says when it ends. A copy reaches its socket long before, and
+/// is compared with storage after it has waited there for 2 s.
 const SHORT_LIFE: TimeDelta = TimeDelta::minutes(1);
 
 /// Deliveries that are read and published again at a time, and the bytes of their contents.
@@ -251,8 +251,8 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
     while let Some(mut committed) = batches.recv().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
-        // The outbox relay publishes the batch once JetStream is back; recipients read Postgres meanwhile. After a recovery
-        // the deliveries may be lost, and their numbers assigned to others.
+        // The outbox relay publishes the batch once JetStream is back; recipients read Postgres meanwhile. After a
+        // recovery the deliveries may be lost, and their numbers assigned to others.
         if !engine.inner.stream.is_up() || engine.store().served_epoch() != committed.epoch {
             engine.hints().mailboxes_changed(committed.mailboxes());
             continue;
@@ -339,8 +339,8 @@ async fn mark_published(engine: std::sync::Weak<Inner>, mut marks: Batches<Batch
 }
 
 impl Messages {
-    /// Publishes the deliveries of these messages again, from Postgres, and waits until they are stored: all of them, or those
-    /// of a range of agents. JetStream drops the copies that it has.
+    /// Publishes the deliveries of these messages again, from Postgres, and waits until they are stored: all of them,
+    /// or those of a range of agents. JetStream drops the copies that it has.
     ///
     /// # Errors
     /// When Postgres or JetStream failed; call again.

@@ -38,8 +38,8 @@ impl Heartbeats {
         }
     }
 
-    /// Returns those of the unwritten heartbeats whose content no later one repeats: clients send capabilities, limits and
-    /// names only when they change.
+    /// Returns those of the unwritten heartbeats whose content no later one repeats: clients send capabilities, limits
+    /// and names only when they change.
     fn restore(&self, beats: &[Heartbeat]) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let repeats_nothing =

@@ -38,8 +38,8 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Waits for the place of a control frame, which executes statements of its own. There is no limit: the frames behind it
-    /// wait with it, and all of them end with their connection.
+    /// Waits for the place of a control frame, which executes statements of its own. There is no limit: the frames
+    /// behind it wait with it, and all of them end with their connection.
     pub async fn take_frame_place(&self, scope: WorkspaceScope) -> Option<Place> {
         self.core.take_single_request_place(scope, Duration::MAX).await.ok()
     }

@@ -77,8 +77,8 @@ pub struct DirectNode {
 }
 
 impl Nodes {
-    /// Creates or updates a node, and gives it a new token unless it keeps its own. The old token can open no socket any
-    /// more, and its sockets close.
+    /// Creates or updates a node, and gives it a new token unless it keeps its own. The old token can open no socket
+    /// any more, and its sockets close.
     ///
     /// # Errors
     /// When a field is out of bounds, the kind is not supported, another active node has the name, or the token to keep
@@ -262,8 +262,8 @@ impl Nodes {
         Ok(Some((delivery.adapter(), new)))
     }
 
-    /// Finds a node by name or id. The memory of its providers is not waited for: a registration or an enrolment that has
-    /// been committed must be answered.
+    /// Finds a node by name or id. The memory of its providers is not waited for: a registration or an enrolment that
+    /// has been committed must be answered.
     pub async fn by_name(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<HeldNode> {
         let (node, bytes) = self.sized(scope, name_or_id).await?;
         let family = self.core.family(scope).await;

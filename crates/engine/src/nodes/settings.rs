@@ -1,4 +1,5 @@
-//! Checks of the settings of nodes in requests: names, kinds and roles, capabilities, tags. Called by the roster's use cases.
+//! Checks of the settings of nodes in requests: names, kinds and roles, capabilities, tags. Called by the roster's use
+//! cases.
 
 use relay_domain::{
     NodeId,

@@ -190,8 +190,8 @@ impl Observers {
                 }
                 let scope = known.scope;
                 let access = self.current_access(known);
-                // A token's end is that of its workspace, if that comes first. Only tokens that were genuine lead to this
-                // read; without an answer the token counts as expired.
+                // A token's end is that of its workspace, if that comes first. Only tokens that were genuine lead to
+                // this read; without an answer the token counts as expired.
                 if matches!(access, Err(AccessEndReason::Expired))
                     && self.core.store.is_workspace_expired(scope).await.unwrap_or(false)
                 {

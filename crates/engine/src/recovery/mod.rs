@@ -1,8 +1,8 @@
 //! Recovery of a restored Postgres or a lost JetStream, before any client is served (ADR 0017).
 //!
 //! Every process checks when it starts and whenever Postgres was unavailable; one of them, under a lock in Postgres,
-//! does the repair. `run` is the task of an engine, `RecoveryState` the state for other modules, and `DatabaseRepair` the
-//! work, which `relayctl restore` starts by hand.
+//! does the repair. `run` is the task of an engine, `RecoveryState` the state for other modules, and `DatabaseRepair`
+//! the work, which `relayctl restore` starts by hand.
 
 mod broker_positions;
 mod frames;
@@ -36,7 +36,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// Time that a start waits for NATS before it trusts a database that claims to be the known one, without comparing the
 /// log.
 const NATS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time that the processes of a failover wait for NATS before they continue without the deliveries that only the log has.
+/// Time that the processes of a failover wait for NATS before they continue without the deliveries that only the log
+/// has.
 const FAILOVER_NATS_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time in which other processes, if any run, confirm a database whose delivery log was lost.
 const WITNESS_TIMEOUT: Duration = Duration::from_secs(8);
@@ -152,8 +153,8 @@ pub(crate) async fn run(engine: Weak<Inner>) {
     }
 }
 
-/// Closes readiness until a check succeeds, or a repair. Counts a round if the database has changed. Returns true if the
-/// log was compared; `None` when the engine was dropped.
+/// Closes readiness until a check succeeds, or a repair. Counts a round if the database has changed. Returns true if
+/// the log was compared; `None` when the engine was dropped.
 async fn wait_for_database(engine: &Weak<Inner>, rounds: &mut u64) -> Option<bool> {
     let began = Instant::now();
     let mut logged_reason = None;
@@ -181,8 +182,8 @@ async fn wait_for_database(engine: &Weak<Inner>, rounds: &mut u64) -> Option<boo
 async fn try_open(engine: &Engine, began: Instant, rounds: &mut u64) -> EngineResult<CheckOutcome> {
     let outcome = check_database(engine, began).await?;
     if let CheckOutcome::Open { database, .. } = &outcome {
-        // Before this process serves: the database may lack the lease of this process, or count it as expired, so that a
-        // process that has started since has the same number.
+        // Before this process serves: the database may lack the lease of this process, or count it as expired, so that
+        // a process that has started since has the same number.
         let Core { worker_number, ids, .. } = &engine.inner.core;
         worker_number.renew(&engine.inner.recovery.state.store, ids).await?;
         // Sockets hold positions of the database before, or from before its recovery.
@@ -280,8 +281,8 @@ async fn recheck_database(engine: &Engine) -> EngineResult<Option<bool>> {
     Ok(Some(log_is_lost(engine, &repair, &database).await? || repair.log_is_ahead(&database).await?))
 }
 
-/// Returns true if no process has seen the database since its delivery log was lost, so that nothing shows whether it is in
-/// an older state. A process that has confirmed it knows.
+/// Returns true if no process has seen the database since its delivery log was lost, so that nothing shows whether it
+/// is in an older state. A process that has confirmed it knows.
 async fn log_is_lost(engine: &Engine, repair: &DatabaseRepair<'_>, database: &DatabaseState) -> EngineResult<bool> {
     Ok(!engine.store().has_confirmed() && repair.log_is_lost(database).await?)
 }
@@ -326,8 +327,8 @@ async fn check_database(engine: &Engine, began: Instant) -> EngineResult<CheckOu
     let Some(mut lock) = store.try_recovery_lock().await? else {
         return Ok(CheckOutcome::Closed("another process is recovering the database"));
     };
-    // The statements of a repair have no deadline. On a dead network their answers never arrive, and this process would not
-    // serve until the kernel closes the connection, a quarter of an hour later.
+    // The statements of a repair have no deadline. On a dead network their answers never arrive, and this process would
+    // not serve until the kernel closes the connection, a quarter of an hour later.
     let outcome = tokio::select! {
         outcome = repair_locked(engine, &repair, ahead.is_some()) => outcome,
         () = lock.ended() => return Ok(CheckOutcome::Closed("the lock of the recovery has ended")),

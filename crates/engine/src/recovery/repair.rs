@@ -162,8 +162,8 @@ impl<'a> DatabaseRepair<'a> {
 
     /// Returns the positions of the log that were published since the restored state, and true if none are missing.
     ///
-    /// The mark in the database says where they begin. Without it, or if the log is not the marked one, times do, with a
-    /// tolerance for the difference between the clocks.
+    /// The mark in the database says where they begin. Without it, or if the log is not the marked one, times do, with
+    /// a tolerance for the difference between the clocks.
     async fn span(&self, kind: LogKind, database: &DatabaseState) -> EngineResult<(u64, u64, bool)> {
         let Some(state) = self.stream.log_state(kind).await? else { return Ok((1, 0, false)) };
         let mark = database.log_marks.and_then(|marks| match kind {
@@ -216,8 +216,8 @@ impl<'a> DatabaseRepair<'a> {
         let mut highest: HashMap<(WorkspaceScope, AgentId), Seq> = HashMap::new();
         for (first, last) in pages(from, to) {
             let page = self.stream.read_frames(first, last).await?;
-            // A frame without a valid code may be forged, or published by a version that did not sign: the log then does
-            // not prove which numbers were used.
+            // A frame without a valid code may be forged, or published by a version that did not sign: the log then
+            // does not prove which numbers were used.
             log_reached_back &= page.unverified == 0;
             let logged: Vec<_> = page.verified.into_iter().filter_map(frames::read_delivery).collect();
             let done = self.store.reinsert_logged(&logged, self.ids.now()).await?;

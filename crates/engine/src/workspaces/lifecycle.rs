@@ -83,7 +83,8 @@ impl Workspaces {
     /// counts against the owner's quota.
     ///
     /// # Errors
-    /// When the owner has too many child workspaces, a field is out of bounds, or the idempotency key is too weak or was used for another request.
+    /// When the owner has too many child workspaces, a field is out of bounds, or the idempotency key is too weak or
+    /// was used for another request.
     pub async fn create(
         &self,
         request: &CreateWorkspace,
@@ -210,8 +211,8 @@ impl Workspaces {
         Ok(())
     }
 
-    /// Returns the plan of a new workspace and, if it is created with the key of another one, the workspace that answers
-    /// for it with its quota.
+    /// Returns the plan of a new workspace and, if it is created with the key of another one, the workspace that
+    /// answers for it with its quota.
     async fn plan_of_new(
         &self,
         owner: Option<&Workspace>,
@@ -290,8 +291,9 @@ fn check_new(request: &CreateWorkspace) -> EngineResult<()> {
     Ok(())
 }
 
-/// Stored part of a creation with an idempotency key, from which a repetition derives the same workspace key. Processes of
-/// the version before look for `salt`, and answer that the workspace no longer exists instead of deriving another key.
+/// Stored part of a creation with an idempotency key, from which a repetition derives the same workspace key. Processes
+/// of the version before look for `salt`, and answer that the workspace no longer exists instead of deriving another
+/// key.
 #[derive(Serialize)]
 struct StoredCreation<'a> {
     workspace_id: WorkspaceId,
@@ -302,8 +304,8 @@ struct StoredCreation<'a> {
 }
 
 /// Derives a workspace key from a stored salt, the creator's idempotency key and a key of the installation, so that a
-/// reader of the database who guesses the idempotency key cannot derive it too. `None` if the installation's key has been
-/// removed.
+/// reader of the database who guesses the idempotency key cannot derive it too. `None` if the installation's key has
+/// been removed.
 fn derive_key(secrets: &Secrets, key_id: &str, salt: &str, key: &ClientKey) -> Option<String> {
     let parts = [KEY_CONTEXT, salt.as_bytes(), b"\0", key.text().as_bytes()].concat();
     let tag = secrets.sign_with(key_id, &parts)?;
@@ -311,8 +313,8 @@ fn derive_key(secrets: &Secrets, key_id: &str, salt: &str, key: &ClientKey) -> O
     Some(TokenKind::Workspace.format_token(*bytes))
 }
 
-/// Derives the workspace key of a creation by the version before, which used no key of the installation. Such rows are kept
-/// for 24 hours, so the next version needs this no more.
+/// Derives the workspace key of a creation by the version before, which used no key of the installation. Such rows are
+/// kept for 24 hours, so the next version needs this no more.
 fn derive_former_key(salt: &str, key: &ClientKey) -> String {
     let digest = Sha256::new()
         .chain_update(KEY_CONTEXT)

@@ -1,7 +1,7 @@
 //! Everything that depends on Linux: pseudo-terminals, pidfds, `/proc`, child subreaper, `close_range`.
 //!
-//! The rest of the crate uses only the exports of this module. Needs Linux 5.11, the first one in which `close_range` can
-//! mark descriptors.
+//! The rest of the crate uses only the exports of this module. Needs Linux 5.11, the first one in which `close_range`
+//! can mark descriptors.
 
 mod account;
 mod process;

@@ -11,7 +11,8 @@ use procfs::{ProcError, process::Process};
 pub(crate) use rustix::process::Signal;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 
-/// Process id together with the start time, which distinguishes a process from later ones with the same id. Valid until the machine is restarted.
+/// Process id together with the start time, which distinguishes a process from later ones with the same id. Valid until
+/// the machine is restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProcessIdentity {
     /// Process id.
@@ -65,7 +66,8 @@ impl ProcessTable {
     /// Reads `/proc`. Blocks for about 20 µs per process.
     pub(crate) fn read(marker_variable: &OsStr, scope: &Scope) -> io::Result<Self> {
         let own_pid = rustix::process::getpid().as_raw_pid();
-        // Not `getsid`: in a container the session may belong to the host. The kernel then reports 0, which rustix rejects.
+        // Not `getsid`: in a container the session may belong to the host. The kernel then reports 0, which rustix
+        // rejects.
         let own_session = Process::myself().and_then(|process| process.stat()).map_err(into_io)?.session;
         let mut table = Self { entries: HashMap::new(), own_pid, own_session };
         for process in procfs::process::all_processes().map_err(into_io)? {

@@ -34,8 +34,8 @@ pub(super) fn run_as(command: &mut Command, account: Account) {
 /// the closure runs. It does not restore other signals that this process was started with as ignored (`nohup` ignores
 /// SIGHUP), and it does not close descriptors that this process inherited without the close-on-exec flag.
 pub(super) fn spawn_session_leader(command: &mut Command) -> io::Result<Child> {
-    // SAFETY: between fork and exec in a process with several threads only async-signal-safe functions may run. These are plain
-    // system calls: no allocation, no lock, no panic.
+    // SAFETY: between fork and exec in a process with several threads only async-signal-safe functions may run. These
+    // are plain system calls: no allocation, no lock, no panic.
     unsafe {
         command.pre_exec(|| {
             for signal in 1..=libc::SIGRTMAX() {

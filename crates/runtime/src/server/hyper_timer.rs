@@ -1,8 +1,8 @@
 //! Timer of hyper's connections, which never ends.
 //!
 //! [`GuardedStream`](super::stream::GuardedStream) times the heads of requests, and distinguishes them from pauses. But
-//! hyper reads an idle connection at once, which starts the stream's timer, only if it has a timeout itself. With a real
-//! timer, each request would set and drop a second one.
+//! hyper reads an idle connection at once, which starts the stream's timer, only if it has a timeout itself. With a
+//! real timer, each request would set and drop a second one.
 
 use std::{
     pin::Pin,

@@ -27,7 +27,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Bytes of a connection that are read ahead of its requests' handlers, which is the limit of a head. hyper's own is 400 KiB.
+/// Bytes of a connection that are read ahead of its requests' handlers, which is the limit of a head. hyper's own is
+/// 400 KiB.
 const MAX_BUFFER_BYTES: usize = 64 * 1024;
 /// Pause after a failed accept. It fails above all for lack of file descriptors, which come back as connections end.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);

@@ -66,8 +66,8 @@ impl TcpProxy {
         Ok(Self { port, upstream, control })
     }
 
-    /// Forwards to another server (`host:port`) from now on, and resets every connection, as an operator's proxy does in
-    /// a failover.
+    /// Forwards to another server (`host:port`) from now on, and resets every connection, as an operator's proxy does
+    /// in a failover.
     pub fn switch_to(&self, upstream: &str) -> Result<()> {
         *self.upstream.write().unwrap_or_else(PoisonError::into_inner) = parse_address(upstream)?;
         self.control.reset_all();
@@ -135,7 +135,8 @@ impl TcpProxy {
         });
     }
 
-    /// Shows every chunk in `direction`, and its connection, to `filter`, which may edit it. Replaces an earlier filter.
+    /// Shows every chunk in `direction`, and its connection, to `filter`, which may edit it. Replaces an earlier
+    /// filter.
     pub fn set_filter<F>(&self, direction: Direction, filter: F)
     where
         F: FnMut(ConnectionId, &mut Vec<u8>) -> Verdict + Send + 'static,

@@ -21,8 +21,8 @@ pub async fn check_postgres(url: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks version and JetStream of the first server at `url`. The permissions of the account are checked by the migration,
-/// which creates streams.
+/// Checks version and JetStream of the first server at `url`. The permissions of the account are checked by the
+/// migration, which creates streams.
 pub async fn check_nats(url: &str) -> Result<()> {
     let info = nats::read_greeting(&nats_address(url)?).await.context("connect to NATS_URL")?;
     let named = info["version"].as_str().unwrap_or_default();

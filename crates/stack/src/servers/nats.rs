@@ -50,8 +50,8 @@ impl Nats {
         Ok(Self { process: Process::start(spec)?, port, store })
     }
 
-    /// Starts a server with a given configuration file, without port, address and store, and its variables. `flags` take
-    /// precedence over the file.
+    /// Starts a server with a given configuration file, without port, address and store, and its variables. `flags`
+    /// take precedence over the file.
     pub async fn start_configured(
         dir: &Path,
         config: &Path,

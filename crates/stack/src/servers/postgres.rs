@@ -162,8 +162,8 @@ impl Postgres {
     }
 }
 
-// Signals reach the postmaster only: after SIGKILL its backends exit by themselves, after SIGSTOP they continue and only new
-// connections hang.
+// Signals reach the postmaster only: after SIGKILL its backends exit by themselves, after SIGSTOP they continue and
+// only new connections hang.
 impl_process_controls!(Postgres);
 
 /// Returns whether this `postmaster.pid` reports that the postmaster accepts connections, as `pg_ctl` reads it: the pid

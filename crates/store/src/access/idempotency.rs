@@ -1,5 +1,5 @@
-//! Idempotency keys: claimed in the transaction of an operation, with the record from which a repeated request is answered
-//! for 24 hours. The batch commit claims those of its sends itself ([`crate::messages::commit_in_steps`]).
+//! Idempotency keys: claimed in the transaction of an operation, with the record from which a repeated request is
+//! answered for 24 hours. The batch commit claims those of its sends itself ([`crate::messages::commit_in_steps`]).
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, InvocationId, MessageId, SessionEventId, WorkspaceId, WorkspaceScope, ids::as_number};
@@ -59,8 +59,8 @@ pub struct StoredResponse {
     pub response: Value,
 }
 
-/// Claims a key for an operation, with its record. Returns false when the key is in use; an expired one is overwritten. A
-/// transaction that claims the same key waits here for the other to end.
+/// Claims a key for an operation, with its record. Returns false when the key is in use; an expired one is overwritten.
+/// A transaction that claims the same key waits here for the other to end.
 pub(crate) async fn claim_key(
     tx: &mut Session,
     workspace: WorkspaceId,

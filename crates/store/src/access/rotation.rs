@@ -1,5 +1,5 @@
-//! Rotation of agents' tokens, and the former token that a workspace may accept for a while. Used by the agent use cases
-//! of this crate.
+//! Rotation of agents' tokens, and the former token that a workspace may accept for a while. Used by the agent use
+//! cases of this crate.
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
@@ -63,7 +63,8 @@ pub struct ChangedToken {
 impl Store {
     /// Replaces an agent's token and increments its generation. The token before it stays valid for the workspace's
     /// grace, unless a node took the agent over; the one before that ends. The workspace key also ends the token of the
-    /// agent's own node, and the leases of deliveries that the agent has claimed. Returns `None` when there is no such agent, or it has another generation than was presented.
+    /// agent's own node, and the leases of deliveries that the agent has claimed. Returns `None` when there is no such
+    /// agent, or it has another generation than was presented.
     pub async fn rotate_agent_token(
         &self,
         scope: WorkspaceScope,

@@ -198,8 +198,8 @@ impl FromRow<'_, PgRow> for TokenOwner {
     }
 }
 
-/// Parses the hashes of revoked tokens, which are dropped from caches. Skips one of a wrong length: no token has it, so no
-/// cache does, and it must not prevent the revocation of the others.
+/// Parses the hashes of revoked tokens, which are dropped from caches. Skips one of a wrong length: no token has it, so
+/// no cache does, and it must not prevent the revocation of the others.
 pub(crate) fn parse_hashes(hashes: &[Vec<u8>]) -> Vec<TokenHash> {
     hashes.iter().filter_map(|bytes| read_hash(bytes)).collect()
 }

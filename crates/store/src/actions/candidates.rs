@@ -92,8 +92,8 @@ pub(crate) struct PlacementQuery<'a> {
     pub(crate) target: Option<&'a NodeId>,
     /// Restricts the choice to this provider of the target node.
     pub(crate) provider: Option<&'a ProviderName>,
-    /// Excludes actions with the same name as the capacity. Together with a target it is the capacity of that very node,
-    /// and is also used where a policy exists: the policy itself asks for it.
+    /// Excludes actions with the same name as the capacity. Together with a target it is the capacity of that very
+    /// node, and is also used where a policy exists: the policy itself asks for it.
     pub(crate) only_capacity: bool,
     /// Nodes of earlier attempts; chosen only if no other node is eligible.
     pub(crate) avoided: &'a [NodeId],

@@ -261,8 +261,8 @@ async fn fail_open_invocations(
     at: DateTime<Utc>,
     epoch: Option<i64>,
 ) -> StoreResult<OutcomeBatch> {
-    // A spawn has the name `spawn` and the capability of the action. An invocation that moved from the handler's expired
-    // node names no node any more.
+    // A spawn has the name `spawn` and the capability of the action. An invocation that moved from the handler's
+    // expired node names no node any more.
     let statement = formatcp!(
         "WITH open AS MATERIALIZED (
              SELECT i.invocation_id FROM invocations i

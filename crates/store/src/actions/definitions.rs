@@ -101,8 +101,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading actions of nodes"))
     }
 
-    /// Returns the policy that is invoked instead of a capacity with one of these names, the most specific name first: an
-    /// action of the target node, or one that owns the name in the workspace. Only a provider's capability makes an
+    /// Returns the policy that is invoked instead of a capacity with one of these names, the most specific name first:
+    /// an action of the target node, or one that owns the name in the workspace. Only a provider's capability makes an
     /// action a policy.
     pub async fn capacity_policy(
         &self,
@@ -125,8 +125,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading the policy of a capacity"))
     }
 
-    /// Lists the actions that own their names, ordered by name, each with an upper bound of its size. With `available_to`,
-    /// only those that this agent may invoke or handles.
+    /// Lists the actions that own their names, ordered by name, each with an upper bound of its size. With
+    /// `available_to`, only those that this agent may invoke or handles.
     pub async fn action_sizes(
         &self,
         scope: WorkspaceScope,

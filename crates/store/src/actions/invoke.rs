@@ -294,8 +294,8 @@ impl HandlerHost {
 }
 
 // A direct node has a row from its first token on. An agent without one was never connected and may handle its
-// invocations over REST, as it reads of them from a subscription; one that had another node before was returned from it,
-// and has lost that connection. The age of the row is the time that the first connection may take.
+// invocations over REST, as it reads of them from a subscription; one that had another node before was returned from
+// it, and has lost that connection. The age of the row is the time that the first connection may take.
 const HOSTS: &str = formatcp!(
     "SELECT DISTINCT ON (a.workspace_id, a.agent_id)
             a.workspace_id, a.agent_id, a.name, a.node_id, p.provider, p.gateway_id,

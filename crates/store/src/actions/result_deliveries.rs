@@ -12,7 +12,8 @@ use relay_domain::{
 
 use crate::{StoreError, StoreResult, connections::Session, messages::days::day_of};
 
-/// CTEs that write a delivery for each row of `want` (workspace_id, agent_id, source_id, rank), which the caller defines:
+/// CTEs that write a delivery for each row of `want` (workspace_id, agent_id, source_id, rank), which the caller
+/// defines:
 /// `rank` counts the rows of one mailbox from 1. `delivered` has the rows that were written.
 ///
 /// A full mailbox gets no row, as with messages; the caller can still read the outcome over REST. Heads are locked in

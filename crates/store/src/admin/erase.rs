@@ -119,8 +119,8 @@ impl Store {
             .map_err(StoreError::from_sqlx("counting files to remove"))
     }
 
-    /// Removes all rows of a workspace except its own, in batches, and calls `each` with the number of tables done and the
-    /// total. Idempotent; an interrupted call keeps what it removed.
+    /// Removes all rows of a workspace except its own, in batches, and calls `each` with the number of tables done and
+    /// the total. Idempotent; an interrupted call keeps what it removed.
     pub async fn erase_workspace(
         &self,
         scope: WorkspaceScope,
@@ -160,8 +160,8 @@ impl Store {
 
     /// Returns the workspace that was deleted, or else expired, first, if that was longer than `age` ago.
     ///
-    /// Skips workspaces that expired while suspended, those with files whose bytes a worker has yet to remove, and those
-    /// with observer tokens whose signature still verifies, because only the overrides revoke them.
+    /// Skips workspaces that expired while suspended, those with files whose bytes a worker has yet to remove, and
+    /// those with observer tokens whose signature still verifies, because only the overrides revoke them.
     pub async fn find_ended_workspace(&self, age: Duration) -> StoreResult<Option<EndedWorkspace>> {
         let found: Option<(WorkspaceId, Option<DateTime<Utc>>)> = sqlx::query_as(
             "SELECT w.workspace_id, CASE WHEN w.deleted_at IS NULL THEN w.expires_at END
@@ -188,8 +188,8 @@ impl Store {
         }))
     }
 
-    /// Removes about `limit` rows of a deleted workspace. A step that finds no row removes that of the workspace itself.
-    /// Idempotent and safe to run concurrently. Removed rows stay removed after an error.
+    /// Removes about `limit` rows of a deleted workspace. A step that finds no row removes that of the workspace
+    /// itself. Idempotent and safe to run concurrently. Removed rows stay removed after an error.
     pub async fn erase_rows(&self, scope: WorkspaceScope, limit: u64) -> StoreResult<EraseStep> {
         let mut removed = 0;
         let mut tables = self.tables_with_rows().await?;

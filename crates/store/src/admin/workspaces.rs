@@ -116,8 +116,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Revokes a token of a workspace, agent or node. With an agent's token, its former one and that of its own node end
-    /// too. Returns `None` if there is no such token; observer tokens are revoked by their id.
+    /// Revokes a token of a workspace, agent or node. With an agent's token, its former one and that of its own node
+    /// end too. Returns `None` if there is no such token; observer tokens are revoked by their id.
     pub async fn revoke_token(&self, hash: TokenHash) -> StoreResult<Option<RevokedToken>> {
         let doing = "revoking a token";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;

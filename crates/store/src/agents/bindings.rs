@@ -1,4 +1,5 @@
-//! Bindings of agents to nodes. Main types: [`NewBinding`] and [`BindOutcome`]; called by the engine's binding use cases.
+//! Bindings of agents to nodes. Main types: [`NewBinding`] and [`BindOutcome`]; called by the engine's binding use
+//! cases.
 //!
 //! An agent has one location. Binding moves it; unbinding returns it to its implicit direct node.
 
@@ -149,7 +150,8 @@ impl Store {
         let doing = "binding an agent to a node";
         let NewBinding { node, .. } = new;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        // Node before agent, as in every transaction that locks both. The lock on the node serialises the capacity check.
+        // Node before agent, as in every transaction that locks both. The lock on the node serialises the capacity
+        // check.
         let locked: Option<(i32, NodeKind)> =
             sqlx::query_as("SELECT max_agents, kind FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE")
                 .bind(scope.workspace_id())
@@ -245,7 +247,8 @@ async fn count_located(tx: &mut Session, scope: WorkspaceScope, node: &NodeId) -
         .map_err(StoreError::from_sqlx("counting the agents of a node"))
 }
 
-/// Writes the location of an agent whose row is locked. On the same node, the binding stays and only given values change.
+/// Writes the location of an agent whose row is locked. On the same node, the binding stays and only given values
+/// change.
 async fn move_agent(
     tx: &mut Session,
     scope: WorkspaceScope,

@@ -163,8 +163,8 @@ macro_rules! agent_columns {
 }
 pub(crate) use agent_columns;
 
-/// Joins the time at which an agent's provider was last heard. A join, because its results are kept for the other agents
-/// of the provider.
+/// Joins the time at which an agent's provider was last heard. A join, because its results are kept for the other
+/// agents of the provider.
 macro_rules! joined_host {
     () => {
         "LEFT JOIN LATERAL (SELECT max(p.last_heartbeat_at) AS heard_at FROM providers p
@@ -201,8 +201,8 @@ const REGISTER: &str = formatcp!(
      SELECT (SELECT channel_id FROM channel) FROM agent"
 );
 
-// A reported status is newer than every call before it, so last_seen_at moves along: otherwise a call that is recorded late
-// (`record_agents_seen`) would make an agent active again that has just gone offline.
+// A reported status is newer than every call before it, so last_seen_at moves along: otherwise a call that is recorded
+// late (`record_agents_seen`) would make an agent active again that has just gone offline.
 const UPDATE: &str = concat!(
     "WITH former AS (
         SELECT agent_id AS former_id, status AS former_status FROM agents
@@ -307,8 +307,8 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let Some(channel) = row else { return Ok(Registration::NameTaken) };
-        // Last, because the count takes a lock that serialises all registrations of the workspace. Dropping the transaction
-        // undoes the insert.
+        // Last, because the count takes a lock that serialises all registrations of the workspace. Dropping the
+        // transaction undoes the insert.
         if !is_within_quota(&mut tx, scope, Quota::Agents, new.quota).await? {
             return Ok(Registration::QuotaReached);
         }
@@ -350,8 +350,8 @@ impl Store {
         row.map(|row| decode_agent(&row)).transpose()
     }
 
-    /// Lists agents that are not deleted, oldest first, at most [`names::MAX_LISTED_AGENTS`], each with an upper bound of
-    /// its size.
+    /// Lists agents that are not deleted, oldest first, at most [`names::MAX_LISTED_AGENTS`], each with an upper bound
+    /// of its size.
     pub async fn agent_sizes(
         &self,
         scope: WorkspaceScope,
@@ -404,8 +404,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("listing statuses of agents"))
     }
 
-    /// Changes an agent, and records a change of its status. `None` when there is none of that name, or its metadata would
-    /// exceed `metadata_limit` bytes.
+    /// Changes an agent, and records a change of its status. `None` when there is none of that name, or its metadata
+    /// would exceed `metadata_limit` bytes.
     pub async fn update_agent(
         &self,
         scope: WorkspaceScope,
@@ -444,8 +444,8 @@ impl Store {
         Ok(Some((agent, recorded)))
     }
 
-    /// Deletes an agent with its tokens and memberships, and records that it went offline. `None` when there is none of that
-    /// name that meets the condition.
+    /// Deletes an agent with its tokens and memberships, and records that it went offline. `None` when there is none of
+    /// that name that meets the condition.
     pub async fn delete_agent(
         &self,
         scope: WorkspaceScope,

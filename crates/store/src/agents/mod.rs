@@ -1,5 +1,5 @@
-//! Agents: registration, presence, location, spawning, and the sessions that nodes run for them. Called by the engine's agent
-//! use cases, and by statements about nodes and actions that change agents in their own transaction.
+//! Agents: registration, presence, location, spawning, and the sessions that nodes run for them. Called by the engine's
+//! agent use cases, and by statements about nodes and actions that change agents in their own transaction.
 
 pub(crate) mod addresses;
 pub(crate) mod bindings;

@@ -1,5 +1,5 @@
-//! Presence of agents: their status, and the time at which they were last seen. Every change of status is recorded as an event
-//! in the same transaction. Called by the engine's last-seen batches, session events, and the worker.
+//! Presence of agents: their status, and the time at which they were last seen. Every change of status is recorded as
+//! an event in the same transaction. Called by the engine's last-seen batches, session events, and the worker.
 
 use std::time::Duration;
 
@@ -68,8 +68,8 @@ macro_rules! last_seen_at {
 }
 pub(crate) use last_seen_at;
 
-/// Sets an agent's status, if its status is `only_from` or that is `None`, and updates its `last_seen_at`. Returns the agent's
-/// name if the status changed.
+/// Sets an agent's status, if its status is `only_from` or that is `None`, and updates its `last_seen_at`. Returns the
+/// agent's name if the status changed.
 pub(crate) async fn set_status(
     tx: &mut Session,
     scope: WorkspaceScope,
@@ -117,8 +117,8 @@ async fn record_status_events(
 }
 
 impl Store {
-    /// Sets the status that an agent reports at `at`; with `only_from` only if that is its status. `None` when the status did
-    /// not change, or the agent is deleted.
+    /// Sets the status that an agent reports at `at`; with `only_from` only if that is its status. `None` when the
+    /// status did not change, or the agent is deleted.
     pub async fn set_agent_status(
         &self,
         scope: WorkspaceScope,
@@ -138,8 +138,8 @@ impl Store {
         Ok(recorded)
     }
 
-    /// Records calls of agents. An offline agent becomes active, unless its row is newer than the call. Returns the recorded
-    /// events.
+    /// Records calls of agents. An offline agent becomes active, unless its row is newer than the call. Returns the
+    /// recorded events.
     pub async fn record_agents_seen(&self, seen: &[LastSeen], at: DateTime<Utc>) -> StoreResult<Vec<RecordedEvents>> {
         let doing = "recording the calls of agents";
         let workspaces: Vec<WorkspaceId> = seen.iter().map(|s| s.scope.workspace_id()).collect();
@@ -178,8 +178,8 @@ impl Store {
         Ok(recorded)
     }
 
-    /// Marks agents offline that were silent for `ttl`: one step, of at most `page` agents, of a pass over all that are not
-    /// offline.
+    /// Marks agents offline that were silent for `ttl`: one step, of at most `page` agents, of a pass over all that are
+    /// not offline.
     ///
     /// The caller must have seen Postgres available for a full `ttl`, because calls during an outage are not recorded.
     pub async fn mark_silent_agents(&self, ttl: Duration, page: i64, at: DateTime<Utc>) -> StoreResult<SilentAgents> {
@@ -189,8 +189,8 @@ impl Store {
             LoopState::Busy => return Ok(SilentAgents::default()),
             LoopState::Locked(position) => position.unwrap_or(AgentPosition::START),
         };
-        // Read without locks: almost all agents were seen recently, and their rows are hot. The providers of those that were
-        // not heard of themselves are read once for all of their agents.
+        // Read without locks: almost all agents were seen recently, and their rows are hot. The providers of those that
+        // were not heard of themselves are read once for all of their agents.
         let present: Vec<(WorkspaceId, AgentId, bool)> = sqlx::query_as(
             "WITH page AS MATERIALIZED (
                 SELECT workspace_id, agent_id, node_id, provider,
@@ -228,8 +228,8 @@ impl Store {
             present.iter().filter(|(.., silent)| *silent).map(|(workspace, agent, _)| (*workspace, *agent)).unzip();
         let mut marked: Vec<(WorkspaceId, AgentId, String)> = Vec::new();
         if !agents.is_empty() {
-            // The silence is checked again on the locked row, because an agent may have called since. A row that another
-            // transaction holds is skipped until the next pass, so that this step neither waits nor deadlocks.
+            // The silence is checked again on the locked row, because an agent may have called since. A row that
+            // another transaction holds is skipped until the next pass, so that this step neither waits nor deadlocks.
             marked = sqlx::query_as(concat!(
                 "WITH silent AS (
                     SELECT a.workspace_id, a.agent_id

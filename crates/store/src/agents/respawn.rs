@@ -1,5 +1,5 @@
-//! Repeated spawns: a broker spawns an agent under a name that exists, or repeats a spawn under the same idempotency key. Main
-//! type: [`RespawnOutcome`]; called by the engine's agent registration.
+//! Repeated spawns: a broker spawns an agent under a name that exists, or repeats a spawn under the same idempotency
+//! key. Main type: [`RespawnOutcome`]; called by the engine's agent registration.
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, WorkspaceScope, access::token::TokenHash, agents::AgentStatus, nodes::GATEWAY_GRACE};
@@ -46,8 +46,8 @@ struct RespawnedRow {
 }
 
 impl Store {
-    /// Gives the agent of that name a new token if it is offline, if no connected provider hosts it, or if the same key was
-    /// answered with this agent in the last 24 hours. Stores the key in the same transaction.
+    /// Gives the agent of that name a new token if it is offline, if no connected provider hosts it, or if the same key
+    /// was answered with this agent in the last 24 hours. Stores the key in the same transaction.
     pub async fn respawn_agent(
         &self,
         scope: WorkspaceScope,

@@ -1,5 +1,5 @@
-//! Session events: reports of an agent's session, numbered per agent in commit order. Their effect on the agent's status is
-//! written in the same transaction. Called by the engine's session event routes.
+//! Session events: reports of an agent's session, numbered per agent in commit order. Their effect on the agent's
+//! status is written in the same transaction. Called by the engine's session event routes.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -79,8 +79,8 @@ WITH head AS (
 SELECT sequence FROM head";
 
 impl Store {
-    /// Records a session event. The agent's head row stays locked until the commit, so that sequences and their effects have
-    /// one order across gateways.
+    /// Records a session event. The agent's head row stays locked until the commit, so that sequences and their effects
+    /// have one order across gateways.
     pub async fn record_session_event(
         &self,
         scope: WorkspaceScope,

@@ -1,5 +1,5 @@
-//! Spawned agents: their link to the invocation, and the comparison of a provider's inventory with its open spawns. Main type:
-//! [`InventoryReconciliation`]; called by registrations of spawned agents and by [`crate::nodes::hosting`].
+//! Spawned agents: their link to the invocation, and the comparison of a provider's inventory with its open spawns.
+//! Main type: [`InventoryReconciliation`]; called by registrations of spawned agents and by [`crate::nodes::hosting`].
 
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{AgentId, InvocationId, actions};
@@ -101,8 +101,8 @@ impl Store {
     }
 }
 
-/// Compares a provider's inventory with its open spawns. The caller has locked the provider's row, so that no invocation is
-/// dispatched to it meanwhile.
+/// Compares a provider's inventory with its open spawns. The caller has locked the provider's row, so that no
+/// invocation is dispatched to it meanwhile.
 pub(crate) async fn reconcile_spawns(
     tx: &mut Session,
     fence: &Fence,
@@ -111,8 +111,9 @@ pub(crate) async fn reconcile_spawns(
 ) -> StoreResult<InventoryReconciliation> {
     let doing = "comparing an inventory with invocations";
     let (completed, rescheduled, open): (i64, i64, i64) = sqlx::query_as(concat!(
-        // A spawn that was rescheduled while the provider was unavailable, and is still pending, belongs to the provider again
-        // when it lists the agent. A spawn that was sent recently may not be in the inventory yet, so it is not missing.
+        // A spawn that was rescheduled while the provider was unavailable, and is still pending, belongs to the
+        // provider again when it lists the agent. A spawn that was sent recently may not be in the inventory yet, so it
+        // is not missing.
         "WITH open AS MATERIALIZED (
              SELECT invocation_id, capability, sent_at, accepted_at FROM invocations
               WHERE workspace_id = $1 AND node_id = $2 AND provider = $3

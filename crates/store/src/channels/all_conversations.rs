@@ -64,8 +64,8 @@ SELECT c.channel_id, c.type, c.conversation_id, c.title, c.created_at, p.names A
 
 impl Store {
     /// Lists at most `limit` conversations of a workspace, the newest first, starting after the one with the
-    /// backing channel `before`. The texts of their newest messages are left out; their bytes are returned. Messages and
-    /// participants hidden by the filters are neither listed nor counted.
+    /// backing channel `before`. The texts of their newest messages are left out; their bytes are returned. Messages
+    /// and participants hidden by the filters are neither listed nor counted.
     pub async fn all_conversations(
         &self,
         scope: WorkspaceScope,

@@ -1,12 +1,12 @@
 //! Connections that are used again without a test. Everything in this crate reaches Postgres through them.
 //!
-//! The driver's pool tests a connection when it is taken and when it is returned: two round trips around each statement.
-//! [`ConnectionPool`] leaves connections checked out between statements, and trusts one that was used within the last
-//! second. Such a connection may be dead nevertheless, and on a dead network the answer of a statement never arrives, so
-//! each statement has a deadline on this side (ADR 0054).
+//! The driver's pool tests a connection when it is taken and when it is returned: two round trips around each
+//! statement. [`ConnectionPool`] leaves connections checked out between statements, and trusts one that was used within
+//! the last second. Such a connection may be dead nevertheless, and on a dead network the answer of a statement never
+//! arrives, so each statement has a deadline on this side (ADR 0054).
 //!
-//! Behind a pooler in transaction mode each statement is in an explicit transaction, whose BEGIN carries the settings and
-//! the comparison with the known database (ADR 0065).
+//! Behind a pooler in transaction mode each statement is in an explicit transaction, whose BEGIN carries the settings
+//! and the comparison with the known database (ADR 0065).
 
 mod executor;
 mod opening;
@@ -36,9 +36,9 @@ const TRUSTED_FOR: Duration = Duration::from_secs(1);
 const UNUSED_FOR: Duration = Duration::from_secs(10);
 /// Time after which a used connection returns to the driver's pool, which replaces it after half an hour.
 const KEPT_AT_MOST: Duration = Duration::from_secs(60);
-/// Longest use of a plan. Postgres plans a prepared statement once for each connection, by the sizes that the tables have
-/// then. On a new installation they are empty, every index looks alike, and many plans read whole workspaces. Postgres
-/// itself replaces a plan after the first ANALYZE of its tables, which takes up to a minute.
+/// Longest use of a plan. Postgres plans a prepared statement once for each connection, by the sizes that the tables
+/// have then. On a new installation they are empty, every index looks alike, and many plans read whole workspaces.
+/// Postgres itself replaces a plan after the first ANALYZE of its tables, which takes up to a minute.
 const PLANS_KEPT_AT_MOST: Duration = Duration::from_secs(60);
 /// Least time between two plans of a connection, whose statements take milliseconds to plan.
 const PLANS_KEPT_AT_LEAST: Duration = Duration::from_secs(1);
@@ -134,7 +134,8 @@ impl ConnectionPool {
         self.statement_limit
     }
 
-    /// Counts the connections that are not in use. Those that are reserved for commits count as used while other statements wait.
+    /// Counts the connections that are not in use. Those that are reserved for commits count as used while other
+    /// statements wait.
     pub(crate) fn idle_count(&self) -> usize {
         let kept = self.lock();
         let left = if kept.waiting > 0 { kept.count_for_commits() } else { 0 };
@@ -232,8 +233,8 @@ impl ConnectionPool {
             }
             WaitingCaller(self)
         };
-        // Apart from this future: the driver's has 14 kB, and each request that may begin a transaction would hold them, and
-        // move them twice.
+        // Apart from this future: the driver's has 14 kB, and each request that may begin a transaction would hold
+        // them, and move them twice.
         let connection = Box::pin(self.driver.acquire()).await;
         drop(waiting);
         Ok(self.new_lease(connection?, purpose))
@@ -252,8 +253,8 @@ impl ConnectionPool {
         (self.created_at.elapsed() / 2).clamp(PLANS_KEPT_AT_LEAST, PLANS_KEPT_AT_MOST)
     }
 
-    /// Returns whether a connection of the driver's pool, whose plans have an unknown age, is to drop them: as often as if
-    /// each were known. While many callers wait, connections pass through that pool between any two statements.
+    /// Returns whether a connection of the driver's pool, whose plans have an unknown age, is to drop them: as often as
+    /// if each were known. While many callers wait, connections pass through that pool between any two statements.
     fn takes_turn_of_unknown_plans(&self) -> bool {
         let turn = self.plans_kept_for() / self.driver.options().get_max_connections().max(1);
         let dropped_at = &mut self.lock().dropped_at;
@@ -281,8 +282,8 @@ impl ConnectionPool {
         }
     }
 
-    /// Closes the connections between two uses. After a failover one that was used within the last second would be trusted,
-    /// and its statement fail.
+    /// Closes the connections between two uses. After a failover one that was used within the last second would be
+    /// trusted, and its statement fail.
     pub(crate) fn close_kept(&self) {
         for mut kept in std::mem::take(&mut self.lock().connections) {
             kept.session.close_on_drop();
@@ -386,8 +387,8 @@ impl Drop for Lease {
     }
 }
 
-/// Returns a connection to the driver's pool after a statement that settles it, or closes it. The pool's own test has no
-/// deadline, and its place would stay taken on a dead network.
+/// Returns a connection to the driver's pool after a statement that settles it, or closes it. The pool's own test has
+/// no deadline, and its place would stay taken on a dead network.
 async fn give_back(mut session: Session, settle: &'static str) {
     if !matches!(timeout(SETTLE_TIMEOUT, session.execute(settle)).await, Ok(Ok(_))) {
         session.close_on_drop();

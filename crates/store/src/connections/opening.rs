@@ -11,8 +11,8 @@ use crate::recovery::epoch::{EpochFence, KnownDatabase, OTHER_EPOCH};
 pub(crate) const SETTINGS: [(&str, &str); 6] = [
     // Upper bound of a commit's wait for a mailbox head.
     ("lock_timeout", "2s"),
-    // No transaction pauses by design. One that does belongs to a frozen or disconnected process and holds mailbox heads
-    // that the commits of all gateways wait for.
+    // No transaction pauses by design. One that does belongs to a frozen or disconnected process and holds mailbox
+    // heads that the commits of all gateways wait for.
     ("idle_in_transaction_session_timeout", "3s"),
     // Every statement has its index. The planner takes tables that have grown since the last ANALYZE for small, and may
     // keep a sequential scan for a minute.
@@ -22,8 +22,8 @@ pub(crate) const SETTINGS: [(&str, &str); 6] = [
     ("jit", "off"),
     // Starting parallel workers takes longer than any statement should run.
     ("max_parallel_workers_per_gather", "0"),
-    // Statements are few and prepared; planning each execution over the daily partitions would cost more than running it.
-    // Partitions are pruned at execution.
+    // Statements are few and prepared; planning each execution over the daily partitions would cost more than running
+    // it. Partitions are pruned at execution.
     ("plan_cache_mode", "force_generic_plan"),
 ];
 
@@ -37,7 +37,8 @@ pub(crate) struct Opening {
 
 #[derive(Debug, Clone)]
 enum Kind {
-    /// Connections are sessions of one server, which were compared when they were opened. Transactions compare the epoch.
+    /// Connections are sessions of one server, which were compared when they were opened. Transactions compare the
+    /// epoch.
     Direct,
     /// Connections lead to a pooler, which assigns a server to each transaction. Transactions bring their settings, and
     /// compare the database too.

@@ -66,8 +66,8 @@ macro_rules! select_files {
     };
 }
 
-/// Condition that a file is attached to a message that an observer sees. The file is `f`; the parameters from `$6` on are
-/// those of [`bind_view`].
+/// Condition that a file is attached to a message that an observer sees. The file is `f`; the parameters from `$6` on
+/// are those of [`bind_view`].
 macro_rules! is_attached_to_visible {
     () => {
         "EXISTS (SELECT FROM file_attachments t

@@ -1,7 +1,7 @@
 //! Change feed: mailboxes that got deliveries, and agents and providers that moved, since a reader's last read.
 //!
-//! Triggers write the records. [`FeedPosition`] is the snapshot of the last read, so a record whose transaction was open
-//! then is read as soon as it commits, however late, and no other record waits for it. Called by gateways for the
+//! Triggers write the records. [`FeedPosition`] is the snapshot of the last read, so a record whose transaction was
+//! open then is read as soon as it commits, however late, and no other record waits for it. Called by gateways for the
 //! silence check; [`acked_since`] by the worker, which folds acks into last-read pointers.
 
 use std::{collections::BTreeSet, time::Duration};
@@ -44,8 +44,8 @@ pub enum FeedRead {
     Everything { position: FeedPosition },
 }
 
-// The snapshot of the statement decides which records it sees and is the next position. In the order of the index, so that
-// no plan reads the records before the position.
+// The snapshot of the statement decides which records it sees and is the next position. In the order of the index, so
+// that no plan reads the records before the position.
 const READ: &str = "
 SELECT now.snapshot, now.epoch, c.workspaces, c.agents, c.next_seqs, c.node_id, c.provider
   FROM (SELECT pg_current_snapshot()::text AS snapshot, epoch FROM recovery_state WHERE only_row) AS now
@@ -136,8 +136,8 @@ impl Store {
         Ok(FeedPosition { snapshot, epoch })
     }
 
-    /// Reads the changes that were committed after `position`, in no particular order. A reader whose last read is older
-    /// than [`Store::prune_changes`] keeps records must start again with [`Store::feed_position`].
+    /// Reads the changes that were committed after `position`, in no particular order. A reader whose last read is
+    /// older than [`Store::prune_changes`] keeps records must start again with [`Store::feed_position`].
     pub async fn mailbox_changes_since(&self, position: &FeedPosition) -> StoreResult<FeedRead> {
         let doing = "reading the change feed";
         let rows = sqlx::query(READ)
@@ -159,7 +159,8 @@ impl Store {
         Ok(FeedRead::Changes { changes, position: next })
     }
 
-    /// Removes up to `limit` of the oldest records of each feed if they are older than `age`. Returns the greater number.
+    /// Removes up to `limit` of the oldest records of each feed if they are older than `age`. Returns the greater
+    /// number.
     pub async fn prune_changes(&self, age: Duration, limit: i64) -> StoreResult<u64> {
         let mailboxes = self.prune_feed(PRUNE_MAILBOX_CHANGES, age, limit).await?;
         let acks = self.prune_feed(PRUNE_ACK_CHANGES, age, limit).await?;

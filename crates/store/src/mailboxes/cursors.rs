@@ -90,8 +90,8 @@ pub enum LockedCursors {
 const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a.provider,
     h.next_seq, c.sent_seq, c.ack_floor, c.settled_floor";
 
-/// SQL that moves cursors. The ack floor moves only while the agent is still at the node and provider that acknowledged.
-/// The settled floor follows it and continues over rows above that are settled individually.
+/// SQL that moves cursors. The ack floor moves only while the agent is still at the node and provider that
+/// acknowledged. The settled floor follows it and continues over rows above that are settled individually.
 ///
 /// No floor is raised above the head, whatever a client acknowledges. A stale snapshot of the head cannot lower an ack:
 /// an acknowledged delivery was committed before the statement began.
@@ -288,8 +288,9 @@ impl Store {
     /// Records sent and acknowledged positions of many mailboxes; `moves` holds at most one entry per mailbox.
     ///
     /// Moves are monotonic, so a repeated one is harmless: after an error the caller keeps the moves and retries. The
-    /// caller passes no moves of another epoch than the one that this process serves. An entry whose agent has left the node and provider named in it changes nothing. In observed workspaces the first
-    /// 1000 newly acknowledged deliveries are recorded as events. The caller also keeps the moves of skipped mailboxes.
+    /// caller passes no moves of another epoch than the one that this process serves. An entry whose agent has left the
+    /// node and provider named in it changes nothing. In observed workspaces the first 1000 newly acknowledged
+    /// deliveries are recorded as events. The caller also keeps the moves of skipped mailboxes.
     pub async fn flush_cursors(
         &self,
         moves: &[CursorMove],

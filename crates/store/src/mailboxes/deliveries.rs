@@ -152,8 +152,8 @@ impl Store {
         row.map(|row| decode_row::<DeliveryRow>(TABLE, &row).map(|row| row.0)).transpose()
     }
 
-    /// Reads an agent's deliveries with these seqs, in order, without texts, and the bytes of the texts. The longest TTL
-    /// bounds the partitions.
+    /// Reads an agent's deliveries with these seqs, in order, without texts, and the bytes of the texts. The longest
+    /// TTL bounds the partitions.
     pub async fn deliveries_at(
         &self,
         scope: WorkspaceScope,

@@ -1,7 +1,8 @@
 //! Mailboxes of agents: positions, deliveries, claims, settlements, replay, expiry, dead letters and redrives.
 //!
 //! The main types are [`Delivery`](relay_domain::mailboxes::Delivery), [`cursors::MailboxPosition`] and
-//! [`DeliveryReport`](relay_domain::mailboxes::DeliveryReport). Called by `relay_engine`: its mailbox handle, connection serving, http_push and the worker loops.
+//! [`DeliveryReport`](relay_domain::mailboxes::DeliveryReport). Called by `relay_engine`: its mailbox handle,
+//! connection serving, http_push and the worker loops.
 
 pub mod attempts;
 pub mod changes;

@@ -5,8 +5,8 @@ use relay_domain::{AgentId, WorkspaceScope, mailboxes::Mailbox};
 use crate::{Store, StoreError, StoreResult};
 
 impl Store {
-    /// Lists up to `limit` mailboxes of agents that are not deleted, in the order of their ids, behind `after` and limited
-    /// to the agents of `only` if given.
+    /// Lists up to `limit` mailboxes of agents that are not deleted, in the order of their ids, behind `after` and
+    /// limited to the agents of `only` if given.
     pub async fn mailboxes(
         &self,
         scope: WorkspaceScope,

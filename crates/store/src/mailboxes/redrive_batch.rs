@@ -90,8 +90,8 @@ SELECT h.agent_id
  ORDER BY h.agent_id
    FOR UPDATE OF h";
 
-// Only redrivable dead letters are ranked, so that the others leave no gap in the seqs. The heads are locked; the depth of
-// the mailbox is checked against the rank, so that a batch cannot exceed it.
+// Only redrivable dead letters are ranked, so that the others leave no gap in the seqs. The heads are locked; the depth
+// of the mailbox is checked against the rank, so that a batch cannot exceed it.
 const REDRIVE: &str = const_format::concatcp!(
     formatcp!(
         "
@@ -147,7 +147,8 @@ SELECT l.ord, l.agent_id, l.source_id, l.redrive_no, l.channel_id, l.bar,
     ),
 );
 
-/// Redrives these dead letters. Returns one outcome each, and the events of the new deliveries in an observed workspace.
+/// Redrives these dead letters. Returns one outcome each, and the events of the new deliveries in an observed
+/// workspace.
 pub(super) async fn redrive(
     tx: &mut Session,
     scope: WorkspaceScope,

@@ -87,8 +87,8 @@ const OUTCOME_JOIN: &str = formatcp!("
     LEFT JOIN invocations i
            ON d.source_kind = {ACTION_RESULT_SOURCE} AND i.workspace_id = d.workspace_id AND i.invocation_id = d.source_id");
 
-/// Returns the statement that reads the messages with the keys `$1`, `$2` and `$3`. If all are of one day, it is part of
-/// the text, as in [`Store::mailbox_pages`]: a text for each range of days would be planned too often.
+/// Returns the statement that reads the messages with the keys `$1`, `$2` and `$3`. If all are of one day, it is part
+/// of the text, as in [`Store::mailbox_pages`]: a text for each range of days would be planned too often.
 ///
 /// `OFFSET 0` keeps the planner from joining the channels first, by their workspace: it would read every message of the
 /// workspace while the tables have no statistics.
@@ -202,8 +202,8 @@ impl Store {
         Ok(pages)
     }
 
-    /// Reads the deliveries of these messages for republishing: all of them, or those of a range of agents. Contents are left
-    /// unread.
+    /// Reads the deliveries of these messages for republishing: all of them, or those of a range of agents. Contents
+    /// are left unread.
     pub async fn deliveries_of_sources(
         &self,
         sources: &[(WorkspaceScope, MessageId)],

@@ -113,8 +113,8 @@ pub(crate) struct FailedDelivery {
     pub(crate) seq: Seq,
 }
 
-/// Decides the consequence of a failure, and writes the new delivery of a redrive. The caller holds the cursor row. A new
-/// delivery keeps the expiry of the failed one.
+/// Decides the consequence of a failure, and writes the new delivery of a redrive. The caller holds the cursor row. A
+/// new delivery keeps the expiry of the failed one.
 pub(crate) async fn decide_failure_outcome(
     tx: &mut Transaction,
     failed: FailedDelivery,
@@ -151,8 +151,8 @@ async fn schedule_retry(
     pauses: Option<i32>,
     at: DateTime<Utc>,
 ) -> StoreResult<FailureOutcome> {
-    // Failures are counted by attempts or claims: the settlement row of the last deferral was deleted when the delivery was
-    // handed over again.
+    // Failures are counted by attempts or claims: the settlement row of the last deferral was deleted when the delivery
+    // was handed over again.
     let attempts: i64 = sqlx::query_scalar(
         "SELECT count(*) FROM delivery_attempts
           WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 AND error IS NULL",

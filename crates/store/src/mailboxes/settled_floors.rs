@@ -1,12 +1,13 @@
-//! Settled floors: every seq up to a mailbox's floor is settled. A floor moves over the individually settled rows and the
-//! skipped runs right above it. Moved by expiry, settlement, pruning, dispatch and recovery.
+//! Settled floors: every seq up to a mailbox's floor is settled. A floor moves over the individually settled rows and
+//! the skipped runs right above it. Moved by expiry, settlement, pruning, dispatch and recovery.
 
 use relay_domain::{AgentId, WorkspaceId};
 
 use crate::{StoreError, StoreResult, connections::Session};
 
-/// SQL that selects the individually settled rows and skipped runs above a floor of a mailbox, as `last_seq` and `width`.
-/// In the order of `last_seq` there is no hole up to the point where the widths add up to `last_seq` minus the floor.
+/// SQL that selects the individually settled rows and skipped runs above a floor of a mailbox, as `last_seq` and
+/// `width`. In the order of `last_seq` there is no hole up to the point where the widths add up to `last_seq` minus the
+/// floor.
 macro_rules! settled_above {
     ($mailbox:expr, $floor:expr) => {
         const_format::concatcp!(
@@ -75,8 +76,8 @@ UPDATE mailbox_cursors c
  WHERE c.workspace_id = run.workspace_id AND c.agent_id = run.agent_id AND c.settled_floor < run.floor"
 );
 
-/// Extends the settled floors of these mailboxes; the caller holds the locks on their cursor rows. Returns the number of
-/// floors that moved.
+/// Extends the settled floors of these mailboxes; the caller holds the locks on their cursor rows. Returns the number
+/// of floors that moved.
 pub(crate) async fn extend_settled_floors(
     tx: &mut Session,
     workspaces: &[WorkspaceId],

@@ -48,8 +48,8 @@ pub struct ReportOutcome {
 const FLOOR_PAGE: i64 = 256;
 
 impl Store {
-    /// Applies a recipient's report to its delivery: writes the settlement, extends the settled floor, and records the read
-    /// of an ack. One transaction holds the mailbox's cursor row and also records the events that `events` builds.
+    /// Applies a recipient's report to its delivery: writes the settlement, extends the settled floor, and records the
+    /// read of an ack. One transaction holds the mailbox's cursor row and also records the events that `events` builds.
     ///
     /// Returns the outer `None` if there is no such delivery, the inner one if the report changed nothing.
     pub async fn report_delivery(
@@ -293,8 +293,8 @@ impl<'a> NewSettlement<'a> {
     }
 }
 
-/// Moves the settled floor over the individually settled rows right above it. The caller holds the cursor row. Returns the
-/// new floor.
+/// Moves the settled floor over the individually settled rows right above it. The caller holds the cursor row. Returns
+/// the new floor.
 pub(crate) async fn settle_contiguous(
     tx: &mut Transaction,
     scope: WorkspaceScope,

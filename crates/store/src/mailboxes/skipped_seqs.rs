@@ -25,8 +25,8 @@ SELECT s.workspace_id, s.agent_id
  WHERE c.settled_floor >= s.first_seq - 1 AND c.settled_floor < s.last_seq
  ORDER BY s.workspace_id, s.agent_id LIMIT $1";
 
-/// Removes runs that the ack floor has passed, and moves settled floors over runs where an earlier version, which knew no
-/// such rows, left them; at most `page` of each. Returns the counts of runs and floors.
+/// Removes runs that the ack floor has passed, and moves settled floors over runs where an earlier version, which knew
+/// no such rows, left them; at most `page` of each. Returns the counts of runs and floors.
 pub(crate) async fn compact_skipped(tx: &mut Session, page: i64) -> StoreResult<(u64, u64)> {
     let doing = "compacting skipped seqs";
     let removed = sqlx::query(REMOVE).bind(page).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;

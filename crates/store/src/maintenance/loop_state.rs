@@ -1,7 +1,8 @@
 //! State of a worker loop between steps, as JSON: mostly the position of a scan.
 //!
-//! Locking the state locks its row, so that one worker runs the step and others skip it. Workers of two releases run side by
-//! side during an upgrade: the type of a state keeps the form that it has been stored in. Ids are stored as numbers.
+//! Locking the state locks its row, so that one worker runs the step and others skip it. Workers of two releases run
+//! side by side during an upgrade: the type of a state keeps the form that it has been stored in. Ids are stored as
+//! numbers.
 
 use relay_domain::{AgentId, WorkspaceId, ids::as_number};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};

@@ -1,7 +1,7 @@
 //! Daily partitions: created in advance, dropped when their retention ends.
 //!
-//! Dropping can be interrupted at any line. A partition is detached without blocking readers, then the rows of other tables
-//! that refer to it are removed, then it is dropped; the next run finds a detached partition by its name.
+//! Dropping can be interrupted at any line. A partition is detached without blocking readers, then the rows of other
+//! tables that refer to it are removed, then it is dropped; the next run finds a detached partition by its name.
 
 use chrono::{NaiveDate, TimeDelta};
 use relay_domain::{AgentId, WorkspaceId, ids::as_number, mailboxes::stream::Seq};
@@ -13,8 +13,8 @@ use crate::{
     maintenance::loop_state::{LoopState, lock_state, save_state},
 };
 
-/// Rows that one statement removes, or settlements that it reads. Each takes milliseconds and holds no lock for longer; what it
-/// removed stays removed when the run is interrupted.
+/// Rows that one statement removes, or settlements that it reads. Each takes milliseconds and holds no lock for longer;
+/// what it removed stays removed when the run is interrupted.
 const REMOVED_AT_ONCE: u64 = 5000;
 const WORKSPACES_AT_ONCE: u64 = 500;
 const SETTLEMENTS: &str = "dropped_settlements";
@@ -88,8 +88,8 @@ SELECT c.relname, to_date(right(c.relname, 8), 'YYYYMMDD'),
  ORDER BY c.relname";
 
 impl Store {
-    /// Creates the partitions from yesterday to `days_ahead` days from now. Returns the number of those that were missing.
-    /// Aborts if the catalog is locked for longer than the lock timeout.
+    /// Creates the partitions from yesterday to `days_ahead` days from now. Returns the number of those that were
+    /// missing. Aborts if the catalog is locked for longer than the lock timeout.
     pub async fn ensure_partitions(&self, days_ahead: i32) -> StoreResult<i32> {
         sqlx::query_scalar("SELECT relay_ensure_partitions($1)")
             .bind(days_ahead)
@@ -98,11 +98,12 @@ impl Store {
             .map_err(StoreError::from_sqlx("creating daily partitions"))
     }
 
-    /// Drops the partitions of days before `first_kept`, oldest first, and the rows that depend on theirs: settlements of
-    /// deliveries, reads and reactions of messages, a bounded number per statement. Returns the number of dropped days.
+    /// Drops the partitions of days before `first_kept`, oldest first, and the rows that depend on theirs: settlements
+    /// of deliveries, reads and reactions of messages, a bounded number per statement. Returns the number of dropped
+    /// days.
     ///
-    /// Aborts if readers hold a partition for longer than the lock timeout. Dropped partitions stay dropped; the next run
-    /// continues.
+    /// Aborts if readers hold a partition for longer than the lock timeout. Dropped partitions stay dropped; the next
+    /// run continues.
     pub async fn drop_partitions_before(&self, table: DailyTable, first_kept: NaiveDate) -> StoreResult<u32> {
         let doing = "dropping old partitions";
         let rows: Vec<(String, NaiveDate, bool, bool)> = sqlx::query_as(PARTITIONS)
@@ -125,8 +126,8 @@ impl Store {
         let Partition { name, day, attached, detach_pending } = partition;
         let parent = table.name();
         if attached {
-            // CONCURRENTLY, so that readers and writers of other days are not blocked. It cannot run inside a transaction,
-            // and an interrupted one must be completed with FINALIZE.
+            // CONCURRENTLY, so that readers and writers of other days are not blocked. It cannot run inside a
+            // transaction, and an interrupted one must be completed with FINALIZE.
             let how = if detach_pending { "FINALIZE" } else { "CONCURRENTLY" };
             self.run(format!(r#"ALTER TABLE {parent} DETACH PARTITION "{name}" {how}"#)).await?;
         }
@@ -185,8 +186,8 @@ impl Store {
         }
     }
 
-    /// Removes reads, reactions, sessions and statistics of messages created before `day`. The upper bits of a message id are its
-    /// time.
+    /// Removes reads, reactions, sessions and statistics of messages created before `day`. The upper bits of a message
+    /// id are its time.
     async fn remove_message_dependents(&self, day: NaiveDate) -> StoreResult<()> {
         let midnight_ms = day.and_time(chrono::NaiveTime::MIN).and_utc().timestamp_millis();
         let first_kept_id = (midnight_ms - relay_domain::snowflake::EPOCH_MS).max(0) << 22;
@@ -202,8 +203,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes the rows of a table whose `column` is below `first_kept`, a bounded number per statement. The key of the table
-    /// begins with the workspace and the column; a condition on the second alone would read the whole index.
+    /// Removes the rows of a table whose `column` is below `first_kept`, a bounded number per statement. The key of the
+    /// table begins with the workspace and the column; a condition on the second alone would read the whole index.
     async fn remove_by_workspace(&self, table: &str, column: &str, first_kept: &str) -> StoreResult<()> {
         let page = format!(
             "WITH RECURSIVE w AS (

@@ -67,8 +67,8 @@ DELETE FROM delivery_exceptions e
 );
 
 impl Store {
-    /// Runs one step over up to `page` settlements: removes acked, failed and deferred ones at or below the ack floor of
-    /// their mailbox. Dead letters, and settlements that name a redriven delivery, stay as long as their delivery.
+    /// Runs one step over up to `page` settlements: removes acked, failed and deferred ones at or below the ack floor
+    /// of their mailbox. Dead letters, and settlements that name a redriven delivery, stay as long as their delivery.
     ///
     /// Also raises settled floors that a race left behind: an ack and an expiry that did not see each other's rows. The
     /// last step of a scan removes up to `page` runs of skipped seqs below the ack floor.

@@ -1,5 +1,5 @@
-//! A batch of sends and its outcome: what the engine's committer gives to [`Store::commit_batch`](crate::Store) and gets
-//! back, and the events that a send records.
+//! A batch of sends and its outcome: what the engine's committer gives to [`Store::commit_batch`](crate::Store) and
+//! gets back, and the events that a send records.
 
 use std::time::Duration;
 
@@ -30,9 +30,9 @@ use crate::{
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Store {
-    /// Waits for a write of a batch. `None`: it was given up after [`WRITE_TIMEOUT`], or because another database was met.
-    /// A host that is lost does not close its connections, and the batches behind this one can be written to the new
-    /// primary.
+    /// Waits for a write of a batch. `None`: it was given up after [`WRITE_TIMEOUT`], or because another database was
+    /// met. A host that is lost does not close its connections, and the batches behind this one can be written to the
+    /// new primary.
     pub(super) async fn await_write<T>(&self, write: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -143,7 +143,8 @@ pub enum SendOutcome {
     KeyReused,
     /// The facts that the request was resolved with have changed. Nothing was written; resolve it again.
     Stale,
-    /// An earlier request of the same sequence was not written, and so neither was this one. Submit it again behind that one.
+    /// An earlier request of the same sequence was not written, and so neither was this one. Submit it again behind
+    /// that one.
     Preceded,
     /// An earlier fan-out of the author is open, whose recipients must not get this message first. Nothing was written.
     SenderBusy,
@@ -188,8 +189,8 @@ pub(crate) fn message_events(send: &NewSend, rows: &[Option<WrittenDelivery>], w
     events
 }
 
-/// Returns the message's event, then those of the recipients that get no delivery if the workspace is watched. The others
-/// are recorded with their chunks.
+/// Returns the message's event, then those of the recipients that get no delivery if the workspace is watched. The
+/// others are recorded with their chunks.
 pub(crate) fn fanout_events(send: &NewSend, full: &[usize], watched: bool) -> Vec<Event> {
     let mut events = events_of_message(send);
     if watched {

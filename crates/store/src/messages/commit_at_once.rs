@@ -1,11 +1,11 @@
 //! The batch commit: messages, deliveries, mailbox heads, idempotency keys, events and the outbox row of several sends
-//! commit together, or none of them does. The engine's committer calls [`Store::commit_batch`] with a [`Batch`] and gets
-//! one [`SendOutcome`] per send.
+//! commit together, or none of them does. The engine's committer calls [`Store::commit_batch`] with a [`Batch`] and
+//! gets one [`SendOutcome`] per send.
 //!
 //! One statement, which is its own transaction: one round trip, and locks that are held for the length of the statement
 //! instead of four round trips. It writes only if all facts hold that the sends were resolved with, no key was used
-//! before, no workspace is watched, and no author has an open fan-out that precedes. That is the usual case. Otherwise it
-//! writes nothing, and the batch takes the transaction with a statement per step
+//! before, no workspace is watched, and no author has an open fan-out that precedes. That is the usual case. Otherwise
+//! it writes nothing, and the batch takes the transaction with a statement per step
 //! ([`crate::messages::commit_in_steps`]), which finds an outcome for each send.
 
 use chrono::{DateTime, NaiveDate, Utc};
@@ -164,8 +164,8 @@ impl FromRow<'_, PgRow> for CommittedRow {
 }
 
 /// Commits a batch whose facts all hold. `None`: nothing was written, and the transaction with a statement per step has
-/// to find an outcome for each send. Without an answer of Postgres the outcome is unknown, as with a lost COMMIT. An error
-/// of Postgres is an answer.
+/// to find an outcome for each send. Without an answer of Postgres the outcome is unknown, as with a lost COMMIT. An
+/// error of Postgres is an answer.
 async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Option<BatchOutcome>, BatchError> {
     let doing = "committing the batch";
     let columns = StatementColumns::collect(batch);

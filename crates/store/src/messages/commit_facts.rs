@@ -51,9 +51,9 @@ impl BatchFacts {
             && (send.is_fanout() || send.recipients.iter().all(|recipient| agent(recipient.agent_id).is_some()))
     }
 
-    /// Returns for each send of a batch why it may not be written: its facts do not hold, an open fan-out of its author precedes it, or
-    /// the same is true of a send before it in its sequence. Otherwise a send that is submitted again would follow those
-    /// that it precedes.
+    /// Returns for each send of a batch why it may not be written: its facts do not hold, an open fan-out of its author
+    /// precedes it, or the same is true of a send before it in its sequence. Otherwise a send that is submitted again
+    /// would follow those that it precedes.
     pub(crate) fn find_refused(&self, sends: &[NewSend]) -> Vec<Option<SendOutcome>> {
         let mut broken = HashSet::new();
         let refusal = |send: &NewSend| {
@@ -138,7 +138,8 @@ impl FromRow<'_, PgRow> for FactRow {
     }
 }
 
-// One round trip for the insert and all facts. On a resubmitted batch the insert waits until the first transaction ends.
+// One round trip for the insert and all facts. On a resubmitted batch the insert waits until the first transaction
+// ends.
 const OPEN: &str = "
 WITH opened AS (
     INSERT INTO outbox (batch_id, gateway_id, sources, traceparent)

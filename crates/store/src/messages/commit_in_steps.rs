@@ -64,8 +64,8 @@ impl Store {
     }
 }
 
-/// Reads the outcome of a batch that was submitted before. A failed read says nothing about the earlier commit, so it leaves
-/// the outcome unknown.
+/// Reads the outcome of a batch that was submitted before. A failed read says nothing about the earlier commit, so it
+/// leaves the outcome unknown.
 async fn read_outcome(connection: &mut Session, batch: &Batch) -> Result<BatchOutcome, BatchError> {
     let sends = tokio::time::timeout(WRITE_TIMEOUT, read_back(connection, batch)).await;
     let sends = sends.unwrap_or_else(|_| Err(StoreError::unavailable("reading back a batch")));

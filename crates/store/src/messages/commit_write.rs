@@ -70,8 +70,8 @@ macro_rules! written_deliveries {
 }
 pub(crate) use written_deliveries;
 
-/// CTEs that write the rows of `want` and of the messages `stored_rows` and attachments `attached_rows`, which the caller
-/// defines.
+/// CTEs that write the rows of `want` and of the messages `stored_rows` and attachments `attached_rows`, which the
+/// caller defines.
 macro_rules! written_rows {
     () => {
         const_format::concatcp!(

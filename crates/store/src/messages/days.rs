@@ -4,9 +4,9 @@
 use chrono::{DateTime, NaiveDate, Utc};
 use relay_domain::snowflake;
 
-/// SQL that joins, as `m`, the messages of workspace `$1` whose keys are `k (message_id, created_on)`. `OFFSET 0` leaves the
-/// planner no other way than the whole key: while a day's partition has no statistics, it would rather read every message
-/// of the workspace.
+/// SQL that joins, as `m`, the messages of workspace `$1` whose keys are `k (message_id, created_on)`. `OFFSET 0`
+/// leaves the planner no other way than the whole key: while a day's partition has no statistics, it would rather read
+/// every message of the workspace.
 pub(crate) const MESSAGES_BY_KEY: &str = "CROSS JOIN LATERAL (
     SELECT * FROM messages
      WHERE workspace_id = $1 AND message_id = k.message_id AND created_on = k.created_on

@@ -1,5 +1,5 @@
-//! Chunks of a fan-out: each writes the deliveries of the next recipients of its record, raises their heads, and advances
-//! the record, in one transaction. [`crate::messages::fanouts`] opens the record.
+//! Chunks of a fan-out: each writes the deliveries of the next recipients of its record, raises their heads, and
+//! advances the record, in one transaction. [`crate::messages::fanouts`] opens the record.
 
 use chrono::{DateTime, Utc};
 use const_format::concatcp;
@@ -31,8 +31,8 @@ use crate::{
 const CHUNK_RECIPIENTS: i32 = 512;
 const DOING: &str = "writing a chunk of a fan-out";
 
-/// The lock order is that of a batch, after the record: outbox row, heads, event counters. `going` has a row only if no other
-/// process has advanced the record, and, unless the caller records events ($9), the workspace is not watched.
+/// The lock order is that of a batch, after the record: outbox row, heads, event counters. `going` has a row only if no
+/// other process has advanced the record, and, unless the caller records events ($9), the workspace is not watched.
 ///
 /// `known`: a recovery may have restored deliveries of later chunks from the log. A delivery that is late does not expire in
 /// the past, which the expiry loop has scanned, and none lives longer than the longest lifetime.
@@ -185,8 +185,8 @@ impl Store {
 }
 
 impl FanoutChunk<'_> {
-    /// Executes the statement. `None`: the record was advanced or completed. In a watched workspace it writes only if events
-    /// are recorded in the same transaction.
+    /// Executes the statement. `None`: the record was advanced or completed. In a watched workspace it writes only if
+    /// events are recorded in the same transaction.
     async fn write(
         &self,
         executor: impl PgExecutor<'_>,

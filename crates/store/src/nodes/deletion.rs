@@ -61,8 +61,8 @@ WITH located AS MATERIALIZED (
 )
 SELECT agent_id, name, status, was_hosted FROM located ORDER BY agent_id";
 
-// What was addressed to this node can never be served: the worker's next pass fails it. The rest goes back to the queue.
-// A spawn whose agent was already listed there is completed by the worker.
+// What was addressed to this node can never be served: the worker's next pass fails it. The rest goes back to the
+// queue. A spawn whose agent was already listed there is completed by the worker.
 const RELEASE_INVOCATIONS: &str = "
 WITH unfinished AS MATERIALIZED (
     SELECT invocation_id FROM invocations
@@ -80,8 +80,8 @@ UPDATE invocations i
  WHERE i.workspace_id = $1 AND i.invocation_id = u.invocation_id";
 
 impl Store {
-    /// Deletes a node with its providers, capabilities, definitions of actions and token. Its agents go offline and return
-    /// to their own nodes. Returns `None` when there is no such node.
+    /// Deletes a node with its providers, capabilities, definitions of actions and token. Its agents go offline and
+    /// return to their own nodes. Returns `None` when there is no such node.
     pub async fn delete_node(
         &self,
         scope: WorkspaceScope,

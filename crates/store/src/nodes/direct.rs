@@ -1,5 +1,5 @@
-//! Connections of direct nodes, of which thousands return at once: registered by one statement each, their agents marked
-//! online in batches. Called by the engine's provider use cases.
+//! Connections of direct nodes, of which thousands return at once: registered by one statement each, their agents
+//! marked online in batches. Called by the engine's provider use cases.
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
@@ -19,9 +19,9 @@ use crate::{
     statement_timeout::{STATEMENT_TIMEOUT, StatementTimeout as _},
 };
 
-/// Takes the provider of a direct node, whose newest connection always wins: a registration is refused only if the holder
-/// asked later. The node is locked first, as by every registration. It is written in the same statement, and only if the
-/// provider was taken. The epoch is that of the time, as in [`providers`](super::providers).
+/// Takes the provider of a direct node, whose newest connection always wins: a registration is refused only if the
+/// holder asked later. The node is locked first, as by every registration. It is written in the same statement, and
+/// only if the provider was taken. The epoch is that of the time, as in [`providers`](super::providers).
 const REGISTER: &str = formatcp!(
     "WITH node AS MATERIALIZED (
     SELECT node_id FROM nodes WHERE workspace_id = $1 AND node_id = $2 AND role = '{DIRECT}' FOR UPDATE

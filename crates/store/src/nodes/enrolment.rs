@@ -1,5 +1,5 @@
-//! Enrolment of nodes over REST, and the implicit direct nodes of agents. An enrolment replaces the node's token or keeps it.
-//! Main types: [`NodeEnrolment`] and [`EnrolOutcome`]; called by the engine's roster use cases.
+//! Enrolment of nodes over REST, and the implicit direct nodes of agents. An enrolment replaces the node's token or
+//! keeps it. Main types: [`NodeEnrolment`] and [`EnrolOutcome`]; called by the engine's roster use cases.
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
@@ -162,8 +162,8 @@ impl Store {
         Ok((EnrolOutcome::Enrolled { node, replaced_token }, Some(recorded)))
     }
 
-    /// Replaces the token of an agent's implicit direct node, and creates the node on the first call. `generation` is that
-    /// of the agent's token: a process may not have heard yet that it was revoked.
+    /// Replaces the token of an agent's implicit direct node, and creates the node on the first call. `generation` is
+    /// that of the agent's token: a process may not have heard yet that it was revoked.
     pub async fn mint_direct_token(
         &self,
         scope: WorkspaceScope,
@@ -208,8 +208,8 @@ impl Store {
     }
 }
 
-/// SQL condition on a node `n`: it was connected once and is not now, so a broker of the same machine that lost its state
-/// may be the same one. A node that was never connected belongs to another broker that is about to start.
+/// SQL condition on a node `n`: it was connected once and is not now, so a broker of the same machine that lost its
+/// state may be the same one. A node that was never connected belongs to another broker that is about to start.
 const CONNECTED_BEFORE: &str = "(n.last_connected_at IS NOT NULL
       OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id AND p.node_id = n.node_id))
      AND NOT EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id AND p.node_id = n.node_id

@@ -2,8 +2,8 @@
 
 use relay_domain::{NodeId, ProviderName, WorkspaceScope};
 
-/// Claim of a connection on its provider. Writes repeat the epoch in their condition, so a superseded connection changes
-/// nothing.
+/// Claim of a connection on its provider. Writes repeat the epoch in their condition, so a superseded connection
+/// changes nothing.
 #[derive(Debug, Clone)]
 pub struct Fence {
     pub scope: WorkspaceScope,

@@ -115,8 +115,8 @@ impl Store {
     }
 
     /// Moves an agent to the fence's node and provider and marks it online. Returns the previous node and the recorded
-    /// events, among them the agent's end on another node that it ran on. `None` if the fence does not hold or the agent
-    /// was deleted.
+    /// events, among them the agent's end on another node that it ran on. `None` if the fence does not hold or the
+    /// agent was deleted.
     ///
     /// `FOR SHARE` on the provider blocks a takeover until the commit; several agents may register concurrently.
     pub async fn host_agent(
@@ -351,17 +351,17 @@ struct MissingAgent {
     was_hosted: bool,
 }
 
-/// Marks the provider's agents offline that an inventory does not list. Some that have ended may be offline already: their
-/// connection was lost before.
+/// Marks the provider's agents offline that an inventory does not list. Some that have ended may be offline already:
+/// their connection was lost before.
 async fn mark_missing(
     tx: &mut Session,
     fence: &Fence,
     listed: &[ListedAgent],
     at: DateTime<Utc>,
 ) -> StoreResult<Vec<MissingAgent>> {
-    // An agent registers before its process starts, and an inventory may arrive in between: an agent with a recent spawn
-    // invocation is not missing.
-    // An agent whose provider was removed belongs to the provider that hosts the unassigned ones.
+    // An agent registers before its process starts, and an inventory may arrive in between: an agent with a recent
+    // spawn invocation is not missing. An agent whose provider was removed belongs to the provider that hosts the
+    // unassigned ones.
     sqlx::query_as(concat!(
         "WITH unlisted AS MATERIALIZED (
              SELECT a.agent_id, a.status <> 'offline' AS was_online, coalesce(a.hosted_on = $2, false) AS was_hosted

@@ -1,6 +1,6 @@
-//! Nodes: enrolment, deletion, roster, provider connections, hosting of agents, heartbeats, liveness and advertised capabilities.
-//! Called by the engine's node, agent and liveness use cases. Everything that a connection changes is fenced by its
-//! epoch ([`fence::Fence`]).
+//! Nodes: enrolment, deletion, roster, provider connections, hosting of agents, heartbeats, liveness and advertised
+//! capabilities. Called by the engine's node, agent and liveness use cases. Everything that a connection changes is
+//! fenced by its epoch ([`fence::Fence`]).
 
 pub(crate) mod assignment;
 pub(crate) mod capabilities;

@@ -247,8 +247,8 @@ impl Store {
         tokio::time::timeout(STATEMENT_TIMEOUT, work).await.unwrap_or_else(|_| Err(StoreError::unavailable(doing)))
     }
 
-    /// Deletes a provider with its capabilities, and marks its agents offline. Returns the recorded events, or `None` if
-    /// this epoch no longer holds the provider.
+    /// Deletes a provider with its capabilities, and marks its agents offline. Returns the recorded events, or `None`
+    /// if this epoch no longer holds the provider.
     pub async fn deregister_provider(&self, fence: &Fence, at: DateTime<Utc>) -> StoreResult<Option<RecordedEvents>> {
         let doing = "removing a provider";
         let work = async {
@@ -286,8 +286,8 @@ async fn rename_node(tx: &mut Session, key: ProviderKey<'_>, name: &str) -> Stor
 }
 
 /// Returns whether the node has a place for a provider: its own, or one among [`MAX_PROVIDERS`]. A provider that was
-/// disconnected for a day leaves its place, so that names which change with each start of a program do not fill the node.
-/// The node is locked, so no other one is added meanwhile.
+/// disconnected for a day leaves its place, so that names which change with each start of a program do not fill the
+/// node. The node is locked, so no other one is added meanwhile.
 pub(super) async fn make_room(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<bool> {
     let doing = "making room for a provider";
     let has_place: bool = sqlx::query_scalar(
@@ -356,8 +356,8 @@ async fn is_held_by_later_request(
     Ok(later.unwrap_or(false))
 }
 
-/// Writes the provider's row with a higher epoch. Returns `None` if the row has another epoch than the claim expects, or a
-/// later request.
+/// Writes the provider's row with a higher epoch. Returns `None` if the row has another epoch than the claim expects,
+/// or a later request.
 ///
 /// The epoch is the time in milliseconds, so that a registration after a failover has another one than a registration
 /// that the failover has lost: the end of that connection is recorded after the recovery.

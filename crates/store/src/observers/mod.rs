@@ -1,5 +1,5 @@
-//! Observer tokens, their overrides and signing keys, and filters as query parameters. Called by the engine's `observers`
-//! and `access` folders; filters by all lists that observers read.
+//! Observer tokens, their overrides and signing keys, and filters as query parameters. Called by the engine's
+//! `observers` and `access` folders; filters by all lists that observers read.
 
 pub(crate) mod filters;
 pub(crate) mod overrides;

@@ -226,8 +226,8 @@ impl Store {
         Ok(ObserverTokenUpdate::Changed(Box::new(row)))
     }
 
-    /// Begins a new version of an active token, whose text ends at `signed_until`; all earlier strings are revoked. `None`
-    /// if it does not exist or is revoked.
+    /// Begins a new version of an active token, whose text ends at `signed_until`; all earlier strings are revoked.
+    /// `None` if it does not exist or is revoked.
     pub async fn rotate_observer_token(
         &self,
         scope: WorkspaceScope,
@@ -340,8 +340,8 @@ async fn record(
     events::append(tx, scope, at, vec![event]).await
 }
 
-/// Returns the reason for refusing a further token. Concurrent creations do not see each other, because FOR SHARE locks are
-/// compatible: together they may exceed a limit by a few tokens, which is accepted.
+/// Returns the reason for refusing a further token. Concurrent creations do not see each other, because FOR SHARE locks
+/// are compatible: together they may exceed a limit by a few tokens, which is accepted.
 async fn check_limits(
     tx: &mut Transaction,
     scope: WorkspaceScope,

@@ -1,5 +1,5 @@
-//! Endpoints of http_push nodes: their call settings and their health, which all workers share. Main type: [`EndpointRow`];
-//! called by the worker's dispatcher.
+//! Endpoints of http_push nodes: their call settings and their health, which all workers share. Main type:
+//! [`EndpointRow`]; called by the worker's dispatcher.
 
 use const_format::formatcp;
 use std::time::Duration;
@@ -76,8 +76,8 @@ impl Store {
         row.map(|row| decode_row("nodes", &row)).transpose()
     }
 
-    /// Adds a report, and returns the endpoint's health. The breaker opens at `limit` consecutive failures, and again at
-    /// every further failure.
+    /// Adds a report, and returns the endpoint's health. The breaker opens at `limit` consecutive failures, and again
+    /// at every further failure.
     pub async fn record_endpoint_report(
         &self,
         report: &EndpointReport,
@@ -113,8 +113,8 @@ impl Store {
         Ok(health.0)
     }
 
-    /// Claims the single probe that an endpoint gets after its breaker's open period. The claim lasts for `ttl`, so that
-    /// another worker probes if this one stops. Returns whether the claim succeeded.
+    /// Claims the single probe that an endpoint gets after its breaker's open period. The claim lasts for `ttl`, so
+    /// that another worker probes if this one stops. Returns whether the claim succeeded.
     pub async fn claim_endpoint_probe(&self, scope: WorkspaceScope, node: &NodeId, ttl: Duration) -> StoreResult<bool> {
         // The row lock lets one of several workers pass; the others see its `probe_until`.
         let claimed = sqlx::query(

@@ -99,8 +99,8 @@ SELECT workspace_id, agent_id, seq, state, error, CASE WHEN state = {DEAD_LETTER
 RETURNING e.workspace_id, e.agent_id, e.seq"
 );
 
-/// Moves each ack floor up to the first row that is neither acknowledged nor a dead letter. Returns the acknowledged rows
-/// that remain above such a gap.
+/// Moves each ack floor up to the first row that is neither acknowledged nor a dead letter. Returns the acknowledged
+/// rows that remain above such a gap.
 pub(crate) async fn move_floors(
     tx: &mut Transaction,
     locked: &BTreeMap<MailboxKey, LockedMailbox>,
@@ -144,8 +144,8 @@ pub(crate) async fn move_floors(
     Ok(above_gap)
 }
 
-/// Reads the runs of settled and skipped seqs between the floors and the highest new acks: the first seq of each run, with
-/// its last. A mailbox whose acks continue its floor without a gap, which is the common case, needs no read.
+/// Reads the runs of settled and skipped seqs between the floors and the highest new acks: the first seq of each run,
+/// with its last. A mailbox whose acks continue its floor without a gap, which is the common case, needs no read.
 async fn read_passable_runs(
     tx: &mut Transaction,
     locked: &BTreeMap<MailboxKey, LockedMailbox>,

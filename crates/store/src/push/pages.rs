@@ -40,7 +40,8 @@ SELECT k.workspace_id, k.agent_id,
   LEFT JOIN mailbox_cursors c ON c.workspace_id = k.workspace_id AND c.agent_id = k.agent_id"
 );
 
-// Two reads per mailbox, each bounded by $5: rows above the push position, and deferred rows below it that are due again.
+// Two reads per mailbox, each bounded by $5: rows above the push position, and deferred rows below it that are due
+// again.
 const ROWS: &str = concatcp!(
     "SELECT ",
     COLUMNS,
@@ -93,8 +94,8 @@ impl FromRow<'_, PgRow> for PageRow {
 }
 
 impl Store {
-    /// Reads one page of each mailbox above its push position, in the order given, without contents. Partitions before the
-    /// day of `since` are not read.
+    /// Reads one page of each mailbox above its push position, in the order given, without contents. Partitions before
+    /// the day of `since` are not read.
     pub async fn read_push_pages(
         &self,
         owner: PushWorkerId,

@@ -1,8 +1,8 @@
 //! Outcomes of http_push attempts, written for many mailboxes in one transaction: attempts, then cursors (locked in key
 //! order), settlements, and events. Called for the worker's dispatcher.
 //!
-//! A delivery acknowledged directly above its mailbox's ack floor moves the floor, as an ack over a socket does; any other
-//! acknowledgement becomes a settlement (docs/adr/0015-push-acks-move-the-floor.md).
+//! A delivery acknowledged directly above its mailbox's ack floor moves the floor, as an ack over a socket does; any
+//! other acknowledgement becomes a settlement (docs/adr/0015-push-acks-move-the-floor.md).
 
 use std::{
     borrow::Cow,
@@ -69,9 +69,9 @@ SELECT c.workspace_id, c.agent_id, c.ack_floor, h.next_seq - 1,
 
 impl Store {
     /// Writes the outcome of attempts. An acknowledgement counts while the agent is on the node that gave it; any other
-    /// outcome counts only while `owner` holds the lease of the mailbox. Attempts on a mailbox that was claimed before the
-    /// last recovery have no effect: their rows may be lost, and their numbers assigned to others. `own_events` are recorded
-    /// with each attempt whether or not its workspace is watched.
+    /// outcome counts only while `owner` holds the lease of the mailbox. Attempts on a mailbox that was claimed before
+    /// the last recovery have no effect: their rows may be lost, and their numbers assigned to others. `own_events` are
+    /// recorded with each attempt whether or not its workspace is watched.
     pub async fn record_attempts(
         &self,
         owner: PushWorkerId,
@@ -142,8 +142,8 @@ struct AttemptEffects<'a> {
     lost: HashSet<(WorkspaceScope, AgentId)>,
 }
 
-/// Decides the effect of each attempt on its locked mailbox. A row at or below the ack floor was acknowledged meanwhile, and
-/// keeps that state.
+/// Decides the effect of each attempt on its locked mailbox. A row at or below the ack floor was acknowledged
+/// meanwhile, and keeps that state.
 fn collect_effects<'a>(
     attempts: &'a [PushAttempt],
     locked: &BTreeMap<MailboxKey, LockedMailbox>,
@@ -247,8 +247,8 @@ async fn remove_deferrals(tx: &mut Transaction, changes: &BTreeMap<MailboxKey, M
     .map_err(StoreError::from_sqlx("removing deferrals of delivered rows"))
 }
 
-/// Moves push positions, and disables mailboxes whose endpoint no longer exists. The lease is checked again, because the
-/// push mailboxes are not locked.
+/// Moves push positions, and disables mailboxes whose endpoint no longer exists. The lease is checked again, because
+/// the push mailboxes are not locked.
 async fn update_mailboxes(
     tx: &mut Transaction,
     owner: PushWorkerId,

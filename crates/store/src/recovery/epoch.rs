@@ -75,8 +75,8 @@ impl Default for EpochFence {
 }
 
 impl EpochFence {
-    /// Closes the fence if `is_other` holds for the known database. A finding from before [`Store::open_epoch`] must not
-    /// close what was opened since: both hold the lock of `known`.
+    /// Closes the fence if `is_other` holds for the known database. A finding from before [`Store::open_epoch`] must
+    /// not close what was opened since: both hold the lock of `known`.
     pub(crate) fn close_if(&self, is_other: impl FnOnce(Option<&KnownDatabase>) -> bool) {
         let known = self.known.borrow();
         if is_other(known.as_ref()) {
@@ -169,8 +169,8 @@ impl EpochFence {
 }
 
 impl Store {
-    /// Epoch for a transaction that assigns numbers; `None` in tools, which are not fenced. To be read before the wait for
-    /// a connection, so that a transaction prepared before a recovery is not written after it.
+    /// Epoch for a transaction that assigns numbers; `None` in tools, which are not fenced. To be read before the wait
+    /// for a connection, so that a transaction prepared before a recovery is not written after it.
     pub(crate) fn epoch(&self, doing: &'static str) -> StoreResult<Option<i64>> {
         if self.fence.is_closed.load(Ordering::SeqCst) {
             return Err(StoreError::OtherEpoch { doing });
@@ -192,8 +192,8 @@ impl Store {
         self.fence.known()
     }
 
-    /// Returns the epoch of the database that this process serves, also while another one was met; `None` before the first
-    /// check.
+    /// Returns the epoch of the database that this process serves, also while another one was met; `None` before the
+    /// first check.
     #[must_use]
     pub fn known_epoch(&self) -> Option<i64> {
         self.fence.known.borrow().as_ref().map(|known| known.epoch)

@@ -97,8 +97,8 @@ SELECT h.workspace_id, h.agent_id, d.seq
  WHERE d.seq IS NOT NULL
  ORDER BY h.workspace_id, h.agent_id";
 
-/// Records the skipped seqs of a non-empty mailbox as one run, because its floor cannot pass the unsettled rows below. A
-/// run of an interrupted recovery that ends at the head is extended.
+/// Records the skipped seqs of a non-empty mailbox as one run, because its floor cannot pass the unsettled rows below.
+/// A run of an interrupted recovery that ends at the head is extended.
 const SKIP: &str = "
 WITH busy AS (
     SELECT h.workspace_id, h.agent_id, h.next_seq
@@ -132,8 +132,8 @@ UPDATE mailbox_heads h SET next_seq = h.next_seq + $3
   FROM k WHERE h.workspace_id = k.workspace_id AND h.agent_id = k.agent_id";
 
 impl Store {
-    /// Raises heads above the highest seqs known to have been allotted. A seq below without a row becomes a dead letter,
-    /// whose source id comes from `fresh_id`. Returns the count of these.
+    /// Raises heads above the highest seqs known to have been allotted. A seq below without a row becomes a dead
+    /// letter, whose source id comes from `fresh_id`. Returns the count of these.
     pub async fn raise_heads(
         &self,
         highest: &[(WorkspaceScope, AgentId, Seq)],
@@ -151,9 +151,9 @@ impl Store {
         Ok(lost)
     }
 
-    /// Raises the heads of up to `limit` mailboxes behind `after` by `margin`, for a restore after which the allotted seqs are
-    /// unknown. The skipped seqs count as settled: one row in a non-empty mailbox, none in others. `fresh_id` serves as in
-    /// [`Store::raise_heads`].
+    /// Raises the heads of up to `limit` mailboxes behind `after` by `margin`, for a restore after which the allotted
+    /// seqs are unknown. The skipped seqs count as settled: one row in a non-empty mailbox, none in others. `fresh_id`
+    /// serves as in [`Store::raise_heads`].
     pub async fn jump_heads(
         &self,
         after: MailboxKey,

@@ -1,5 +1,5 @@
-//! Lock of recovery: an advisory lock of a database session of its own, which ends soon after its process freezes or is cut
-//! off.
+//! Lock of recovery: an advisory lock of a database session of its own, which ends soon after its process freezes or is
+//! cut off.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ const PING_EVERY: Duration = Duration::from_secs(2);
 /// Silence of Postgres after which its connection counts as dead. A repair loads Postgres itself, and must not end
 /// because an answer is late. The lock may end before: Postgres ends the session by its own limits.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Limits after which Postgres ends a session without signs of life: a process that is stopped, and a host that is lost.
+/// Limits after which Postgres ends a session without signs of life: a process that is stopped, and a host that is
+/// lost.
 const LIMITS: [(&str, &str); 4] = [
     ("idle_session_timeout", "10s"),
     ("tcp_keepalives_idle", "3"),

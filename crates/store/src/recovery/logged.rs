@@ -159,9 +159,9 @@ const DEAD_LETTER: &str = formatcp!(
 );
 
 impl Store {
-    /// Reinserts logged deliveries at or above the heads of their mailboxes, with their messages. A delivery whose message
-    /// cannot be reinserted becomes a dead letter. Heads do not move, so that a repeated call finds the same deliveries;
-    /// [`Store::raise_heads`] follows when all are written.
+    /// Reinserts logged deliveries at or above the heads of their mailboxes, with their messages. A delivery whose
+    /// message cannot be reinserted becomes a dead letter. Heads do not move, so that a repeated call finds the same
+    /// deliveries; [`Store::raise_heads`] follows when all are written.
     pub async fn reinsert_logged(&self, logged: &[LoggedDelivery], now: DateTime<Utc>) -> StoreResult<ReinsertOutcome> {
         let doing = "reinserting logged deliveries";
         let keys: Vec<_> = logged.iter().map(|one| (one.scope, one.agent_id)).collect();

@@ -31,7 +31,8 @@ use crate::{
 /// Name of the advisory lock of recovery.
 const LOCK: &str = "relay_recovery";
 
-/// Adopted identity of a database under repair. It equals that of no database, so that an interrupted repair is repeated.
+/// Adopted identity of a database under repair. It equals that of no database, so that an interrupted repair is
+/// repeated.
 const UNDER_REPAIR: &str = "under repair";
 
 /// Milliseconds, so that two recoveries have different epochs even if they begin from copies of one state.
@@ -129,8 +130,8 @@ impl Store {
         Ok(row.into())
     }
 
-    /// Confirms that this is the adopted database, not recovered since this process opened it and not in an older state,
-    /// and records the time, and the ends of the logs if they are known. Returns false if it is another one.
+    /// Confirms that this is the adopted database, not recovered since this process opened it and not in an older
+    /// state, and records the time, and the ends of the logs if they are known. Returns false if it is another one.
     pub async fn confirm_database(&self, marks: Option<LogMarks>) -> StoreResult<bool> {
         let confirmations: Option<i64> = sqlx::query_scalar(
             "UPDATE recovery_state SET seen_at = relay_now(), confirmations = confirmations + 1,
@@ -242,8 +243,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("counting non-empty mailboxes"))
     }
 
-    /// Adopts the identity of this database. A `report` also marks it as recovered now, by the recovery that this handle has
-    /// begun.
+    /// Adopts the identity of this database. A `report` also marks it as recovered now, by the recovery that this
+    /// handle has begun.
     pub async fn adopt_database(&self, report: Option<&Value>) -> StoreResult<()> {
         let doing = "adopting the database";
         let begun = report.and_then(|_| self.pool.opening().fence().known()).map(|known| known.epoch);
@@ -265,9 +266,9 @@ impl Store {
 
     /// Counts the positions, all of which were allotted, that are not below the head of their mailbox.
     ///
-    /// A missing mailbox of an existing workspace counts if its entry in `count_missing` is true: agents are removed with
-    /// their workspace only, so the mailbox was created after the state of this database. A missing workspace may have
-    /// been erased and never counts.
+    /// A missing mailbox of an existing workspace counts if its entry in `count_missing` is true: agents are removed
+    /// with their workspace only, so the mailbox was created after the state of this database. A missing workspace may
+    /// have been erased and never counts.
     pub async fn count_ahead_of_heads(
         &self,
         positions: &[(WorkspaceScope, AgentId, Seq)],

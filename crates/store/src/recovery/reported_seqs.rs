@@ -46,8 +46,8 @@ pub enum ReportOutcome {
     Refused,
 }
 
-// Earlier raises by reports are counted as dead letters since the recovery: these are kept for longer than the window in
-// which reports are accepted.
+// Earlier raises by reports are counted as dead letters since the recovery: these are kept for longer than the window
+// in which reports are accepted.
 const MAILBOX_STATE: &str = formatcp!(
     "
 SELECT h.agent_id, h.next_seq - 1 AS head, c.sent_seq, r.recovered_at,
@@ -92,8 +92,8 @@ SELECT k.workspace_id, k.agent_id
                       AND d.seq > c.sent_seq AND d.seq <= k.seq AND d.created_at >= r.began_at
                       AND d.created_on >= (r.began_at AT TIME ZONE 'UTC')::date))";
 
-/// Moves unsettled deliveries above $8 that were written since the recovery: each gets the next seq above the head ($3), as
-/// if its recipient had reported a retryable failure. All of them move, so that they keep their order.
+/// Moves unsettled deliveries above $8 that were written since the recovery: each gets the next seq above the head
+/// ($3), as if its recipient had reported a retryable failure. All of them move, so that they keep their order.
 const MOVE_DELIVERIES: &str = formatcp!(
     "
 WITH moved AS (
@@ -123,8 +123,8 @@ SELECT workspace_id, agent_id, fresh, $6, source_kind, source_id, redrive_no + 1
 );
 
 impl Store {
-    /// Finds the mailboxes, among these with the highest seqs that were sent before the last recovery, where such a seq was
-    /// assigned again or will be.
+    /// Finds the mailboxes, among these with the highest seqs that were sent before the last recovery, where such a seq
+    /// was assigned again or will be.
     pub async fn reassigned_seqs(
         &self,
         sent: &[(WorkspaceScope, AgentId, Seq)],
@@ -141,9 +141,10 @@ impl Store {
         Ok(rows.into_iter().map(scoped).collect())
     }
 
-    /// Raises the head of a mailbox above a seq that the broker of its agent has reported, by `margin` at most and within
-    /// [`REPORT_WINDOW`] after a recovery. Seqs in between without a row become dead letters. Deliveries that were allotted
-    /// such a seq since move above the head, also if it is above the report: the broker would drop them as repeated.
+    /// Raises the head of a mailbox above a seq that the broker of its agent has reported, by `margin` at most and
+    /// within [`REPORT_WINDOW`] after a recovery. Seqs in between without a row become dead letters. Deliveries that
+    /// were allotted such a seq since move above the head, also if it is above the report: the broker would drop them
+    /// as repeated.
     pub async fn raise_to_reported(
         &self,
         reported: ReportedSeq<'_>,

@@ -1,5 +1,5 @@
-//! Definitions of event subscriptions, and lists of their deliveries. Main type: [`NewSubscription`]; called by the engine's
-//! subscription use cases. Secrets are encrypted by the caller and stay encrypted here.
+//! Definitions of event subscriptions, and lists of their deliveries. Main type: [`NewSubscription`]; called by the
+//! engine's subscription use cases. Secrets are encrypted by the caller and stay encrypted here.
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
@@ -201,8 +201,8 @@ impl Store {
         Ok(decode_rows::<DeliveryRow>("subscription_deliveries", &rows)?.into_iter().map(|row| row.0).collect())
     }
 
-    /// Makes a delivered or dead-lettered delivery pending again; a pending one keeps its schedule. `None` when there is no
-    /// such delivery.
+    /// Makes a delivered or dead-lettered delivery pending again; a pending one keeps its schedule. `None` when there
+    /// is no such delivery.
     pub async fn replay_subscription_delivery(
         &self,
         scope: WorkspaceScope,

@@ -1,5 +1,5 @@
-//! Facts that decide which events the agent of a subscription may read, when they are matched and before each call. Called
-//! by the engine's subscription worker.
+//! Facts that decide which events the agent of a subscription may read, when they are matched and before each call.
+//! Called by the engine's subscription worker.
 
 use relay_domain::{AgentId, InvocationId, WorkspaceScope};
 

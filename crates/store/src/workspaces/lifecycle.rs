@@ -243,8 +243,8 @@ impl Store {
     pub async fn delete_workspace(&self, scope: WorkspaceScope, at: DateTime<Utc>) -> StoreResult<u64> {
         let doing = "deleting a workspace";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        // First, because it locks the workspace's row: a transaction that holds it FOR SHARE has ended, and its rows are
-        // visible to the statements below.
+        // First, because it locks the workspace's row: a transaction that holds it FOR SHARE has ended, and its rows
+        // are visible to the statements below.
         sqlx::query("UPDATE workspaces SET deleted_at = $2 WHERE workspace_id = $1 AND deleted_at IS NULL")
             .bind(scope.workspace_id())
             .bind(at)
@@ -277,7 +277,8 @@ impl Store {
     }
 }
 
-/// Locks a workspace until the commit, so that concurrent changes lose no keys, and returns its metadata with the change.
+/// Locks a workspace until the commit, so that concurrent changes lose no keys, and returns its metadata with the
+/// change.
 /// `None` if it is deleted or expired.
 async fn merge_metadata(
     tx: &mut Session,

@@ -5,8 +5,8 @@ use relay_domain::{WorkspaceScope, workspaces::plan::Quota};
 
 use crate::{StoreError, StoreResult, codes::CHANNEL, connections::Session};
 
-/// Returns whether a workspace is within `quota` after the insertion by this transaction; `None` is unlimited. The caller
-/// rolls back if it is not.
+/// Returns whether a workspace is within `quota` after the insertion by this transaction; `None` is unlimited. The
+/// caller rolls back if it is not.
 pub(crate) async fn is_within_quota(
     tx: &mut Session,
     scope: WorkspaceScope,

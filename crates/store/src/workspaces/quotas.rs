@@ -19,8 +19,8 @@ pub struct QuotasRow {
     pub effective: EffectiveLimits,
 }
 
-/// Limits stored in the workspace's own row, where commits and workers read them without a join. Gateways derive them from
-/// the plan and the overrides.
+/// Limits stored in the workspace's own row, where commits and workers read them without a join. Gateways derive them
+/// from the plan and the overrides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EffectiveLimits {
     /// Maximum number of unsettled deliveries in a mailbox.
@@ -86,8 +86,8 @@ impl Store {
         row.map(|row| decode_row("workspaces", &row)).transpose()
     }
 
-    /// Sets the plan of a workspace and its child workspaces, if one is given, and replaces its overrides. Returns false if it is deleted or
-    /// expired.
+    /// Sets the plan of a workspace and its child workspaces, if one is given, and replaces its overrides. Returns
+    /// false if it is deleted or expired.
     pub async fn set_quotas(
         &self,
         scope: WorkspaceScope,

@@ -14,8 +14,8 @@ pub struct RateLimitGrant {
 }
 
 impl Store {
-    /// Acquires up to `wanted` of an account's `limit` units for one minute. Returns 0 for a minute that is over because
-    /// a gateway has acquired units of a later one.
+    /// Acquires up to `wanted` of an account's `limit` units for one minute. Returns 0 for a minute that is over
+    /// because a gateway has acquired units of a later one.
     ///
     /// The statement repeats `relay_domain::workspaces::rate_limit::grant_units`. The row of the account serializes the
     /// gateways.

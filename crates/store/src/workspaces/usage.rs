@@ -1,9 +1,10 @@
 //! Usage of workspaces per minute: rolled up by a worker loop, read by the usage route.
 //!
-//! A round visits all workspaces, in steps, after the end of each minute. It counts the rows of every minute that is not
-//! final yet and replaces the numbers of the previous round, so a repeated round changes nothing. A minute becomes final
-//! two minutes after its end, when no transaction that wrote to it can still be open. Acks leave no rows to count: the
-//! increase of the ack floors of a workspace since the previous round counts for the minute that has just ended.
+//! A round visits all workspaces, in steps, after the end of each minute. It counts the rows of every minute that is
+//! not final yet and replaces the numbers of the previous round, so a repeated round changes nothing. A minute becomes
+//! final two minutes after its end, when no transaction that wrote to it can still be open. Acks leave no rows to
+//! count: the increase of the ack floors of a workspace since the previous round counts for the minute that has just
+//! ended.
 
 use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
 use const_format::formatcp;
@@ -138,9 +139,9 @@ SELECT workspace_id, at, (at AT TIME ZONE 'UTC')::date, sum(messages), sum(deliv
                          excluded.push_attempts)"
 );
 
-/// Adds the increase of the floors to the minute $2. Floors that were never recorded count from 0 in a workspace that was
-/// created after the first run of the loop ($3), and not at all in an older one. While they are only noted ($4), nothing is
-/// added, and the floors of newer workspaces are left to the next round, which adds all of them.
+/// Adds the increase of the floors to the minute $2. Floors that were never recorded count from 0 in a workspace that
+/// was created after the first run of the loop ($3), and not at all in an older one. While they are only noted ($4),
+/// nothing is added, and the floors of newer workspaces are left to the next round, which adds all of them.
 const ADD_FLOORS: &str = "
 WITH now_at AS (
     SELECT w.workspace_id, w.created_at, coalesce(sum(c.ack_floor), 0)::bigint AS acked,

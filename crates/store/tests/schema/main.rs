@@ -1,4 +1,5 @@
-//! Migrations one after the other, as an installation meets them: what the version before uses is still there after each.
+//! Migrations one after the other, as an installation meets them: what the version before uses is still there after
+//! each.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic, as tests do")]
 

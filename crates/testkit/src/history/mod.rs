@@ -1,23 +1,23 @@
 //! History of what clients did and saw, and the rules that it must keep whatever faults happened meanwhile.
 //!
-//! Tests record posts with their answers, frames and acks into a [`History`], then what is stored, listed and acknowledged
-//! at the end, and [`History::violations`] judges it. The rules know no time and no implementation, so that tests of
-//! crashes, outages and failovers share them. The caller says which accepted messages may be lost ([`Losses`]): none,
-//! unless a failover was to a standby that lacked them.
+//! Tests record posts with their answers, frames and acks into a [`History`], then what is stored, listed and
+//! acknowledged at the end, and [`History::violations`] judges it. The rules know no time and no implementation, so
+//! that tests of crashes, outages and failovers share them. The caller says which accepted messages may be lost
+//! ([`Losses`]): none, unless a failover was to a standby that lacked them.
 //!
 //! # One content for each seq
 //!
 //! A seq has one content, acknowledged or not, in every history without losses: crashes, outages, and failovers to a
-//! standby that had everything. If messages may be lost, the seq of one of them may come back with another message, until
-//! a client has acknowledged it; and a tombstone may come back as a message, since its settlement may be lost.
+//! standby that had everything. If messages may be lost, the seq of one of them may come back with another message,
+//! until a client has acknowledged it; and a tombstone may come back as a message, since its settlement may be lost.
 //!
 //! # Order
 //!
-//! Mailboxes and lists of REST have different orders. The seq of a delivery is assigned in the commit, under the lock of
-//! its mailbox head; lists are sorted by the ids of messages, which are drawn before the commit. Posts that overlap may
-//! therefore be listed in one order and numbered in the other: between the id and the commit of one, another process may
-//! draw a higher id and commit first, or the same process, if it commits a batch again after a lost lock race or an
-//! unknown outcome. Two rules hold for the messages of all senders:
+//! Mailboxes and lists of REST have different orders. The seq of a delivery is assigned in the commit, under the lock
+//! of its mailbox head; lists are sorted by the ids of messages, which are drawn before the commit. Posts that overlap
+//! may therefore be listed in one order and numbered in the other: between the id and the commit of one, another
+//! process may draw a higher id and commit first, or the same process, if it commits a batch again after a lost lock
+//! race or an unknown outcome. Two rules hold for the messages of all senders:
 //!
 //! - A post that was asked for after another was accepted has the higher seq in each mailbox, and the later place in each
 //!   list. So the two orders are the same for posts that do not overlap.
@@ -82,9 +82,9 @@ pub struct Content {
 pub enum Losses<'a> {
     /// None, and numbers do not jump: crashes, outages, and failovers to a standby that had everything.
     None,
-    /// Messages that are not stored and that were accepted, or were to be, in one of these spans: of each failover, from
-    /// the last instant at which the standby had everything to the end of its promotion. Heads may have jumped. Without a
-    /// span nothing may be lost.
+    /// Messages that are not stored and that were accepted, or were to be, in one of these spans: of each failover,
+    /// from the last instant at which the standby had everything to the end of its promotion. Heads may have jumped.
+    /// Without a span nothing may be lost.
     Within(&'a [Range<Tick>]),
 }
 

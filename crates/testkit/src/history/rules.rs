@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::{Answer, Losses, Mailbox, Post, Records, Tick, Violation};
 
-/// Message with the requests for it that were not refused: a retry, or a repetition after its acceptance, writes no other.
+/// Message with the requests for it that were not refused: a retry, or a repetition after its acceptance, writes no
+/// other.
 struct Message<'a> {
     /// First of the requests.
     post: &'a Post,
@@ -226,8 +227,8 @@ fn find_disorder<'a>(ordered: impl Iterator<Item = &'a Message<'a>>) -> Vec<(Str
     found
 }
 
-/// Positions never exceed the head, nor acks the last seq that was sent. Without a failover, after which heads jump, acks
-/// do not exceed the last seq that the client received either.
+/// Positions never exceed the head, nor acks the last seq that was sent. Without a failover, after which heads jump,
+/// acks do not exceed the last seq that the client received either.
 fn check_floors(records: &Records, losses: Losses<'_>, violations: &mut Vec<Violation>) {
     for (agent, floors) in &records.floors {
         let (agent, floors) = (agent.clone(), *floors);

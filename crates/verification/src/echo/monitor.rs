@@ -105,8 +105,8 @@ impl EchoMonitor {
         ended
     }
 
-    /// Like [`end`](Self::end), at the end of an attempt after which an echo still raises the level: without an echo the
-    /// watch goes on.
+    /// Like [`end`](Self::end), at the end of an attempt after which an echo still raises the level: without an echo
+    /// the watch goes on.
     pub fn end_if_found(&mut self, watch: WatchId) -> Option<EchoMatch> {
         self.watches.iter().find(|candidate| candidate.id == watch)?.finish()?;
         self.end(watch)

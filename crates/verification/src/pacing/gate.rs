@@ -71,8 +71,8 @@ impl InjectionGate {
     }
 
     /// Returns the condition for the next injection. With `waits_for_verdict`
-    /// ([`Strategy::waits_for_verdict`](crate::strategy::Strategy::waits_for_verdict)) it waits up to 2 s for the verdict on
-    /// the last one; otherwise only for the pause.
+    /// ([`Strategy::waits_for_verdict`](crate::strategy::Strategy::waits_for_verdict)) it waits up to 2 s for the
+    /// verdict on the last one; otherwise only for the pause.
     pub fn next_start(&self, now: Timestamp, outstanding: usize, waits_for_verdict: bool) -> InjectionStart {
         if outstanding >= MAX_OUTSTANDING {
             return InjectionStart::AfterVerdict;

@@ -38,7 +38,8 @@ fn bootstrap_secret() -> Result<Option<String>> {
     Ok(Some(secret.trim_end_matches(['\r', '\n']).to_owned()))
 }
 
-/// Returns an agent of a demo with a valid token. Such agents stay in the kept workspace, so later runs find them there.
+/// Returns an agent of a demo with a valid token. Such agents stay in the kept workspace, so later runs find them
+/// there.
 pub(crate) async fn register_or_rotate(workspace: &Api, name: &str) -> Result<Agent> {
     if let Ok(agent) = workspace.register_agent(name).await {
         return Ok(agent);

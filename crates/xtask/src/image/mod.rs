@@ -13,7 +13,8 @@ use crate::cargo;
 
 pub(crate) use storage::Storage;
 
-/// The time that everything in the image carries, unless SOURCE_DATE_EPOCH says another: the image depends on its content only.
+/// The time that everything in the image carries, unless SOURCE_DATE_EPOCH says another: the image depends on its
+/// content only.
 const EPOCH: &str = "1700000000";
 
 #[derive(clap::Args)]
@@ -85,7 +86,8 @@ fn epoch() -> String {
     std::env::var("SOURCE_DATE_EPOCH").unwrap_or_else(|_| EPOCH.to_owned())
 }
 
-/// Whether the gathered files are enough for the programs, whatever containers can do here. Root only: it changes its root.
+/// Whether the gathered files are enough for the programs, whatever containers can do here. Root only: it changes its
+/// root.
 fn runs_by_itself(root: &Path) -> Result<()> {
     for program in ["relay-gateway", "relay-worker", "relayctl"] {
         let output = Command::new("chroot").arg(root).arg(format!("/usr/bin/{program}")).arg("--version").output()?;

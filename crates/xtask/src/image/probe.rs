@@ -1,5 +1,5 @@
-//! Whether containers can run on this machine at all: asked with a program that is not ours, in an image that is not ours. What
-//! fails after that is the engine's fault, or its image's or its chart's.
+//! Whether containers can run on this machine at all: asked with a program that is not ours, in an image that is not
+//! ours. What fails after that is the engine's fault, or its image's or its chart's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use super::{Storage, storage};
 const TAG: &str = "localhost/relay-probe:1";
 const CONTAINERFILE: &str = "FROM scratch\nCOPY . /\nUSER 65532:65532\nCMD [\"/bin/true\"]\n";
 
-/// A pod with what the chart's pods have: the host's network, a user without rights, a read-only root, a limit of memory, a volume.
+/// A pod with what the chart's pods have: the host's network, a user without rights, a read-only root, a limit of
+/// memory, a volume.
 const POD: &str = r#"
 apiVersion: v1
 kind: Pod

@@ -9,7 +9,8 @@ struct Boundary {
     rule: &'static str,
 }
 
-/// Tests, tools and the load generator look at the servers directly, and the broker is a client; they are not the engine.
+/// Tests, tools and the load generator look at the servers directly, and the broker is a client; they are not the
+/// engine.
 const OUTSIDE_THE_ENGINE: [&str; 6] =
     ["crates/stack/", "crates/testkit/", "crates/xtask/", "loadtest/", "services/broker/", "tests/"];
 
@@ -71,8 +72,8 @@ const BOUNDARIES: [Boundary; 5] = [
 /// Tools whose tasks end with their process, and the crate that starts the tasks of the others.
 const START_TASKS: [&str; 4] = ["crates/tasks/", "crates/stack/", "crates/testkit/", "crates/xtask/"];
 
-/// A long-running task that ends unnoticed leaves a process that looks healthy; a panic that is not counted is not seen.
-/// A library crate may own a `JoinSet`, which ends its tasks.
+/// A long-running task that ends unnoticed leaves a process that looks healthy; a panic that is not counted is not
+/// seen. A library crate may own a `JoinSet`, which ends its tasks.
 fn check_spawns(sources: &[Source], findings: &mut Vec<String>) {
     let supervises = |path: &str| {
         (path.starts_with("crates/") || path.starts_with("services/"))

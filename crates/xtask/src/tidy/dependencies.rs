@@ -2,7 +2,8 @@
 
 use super::Source;
 
-/// Each crate with the crates of ours that it depends on, without the prefix `relay-`. Dev-dependencies may point anywhere.
+/// Each crate with the crates of ours that it depends on, without the prefix `relay-`. Dev-dependencies may point
+/// anywhere.
 const ARROWS: &[(&str, &[&str])] = &[
     ("crates/domain", &[]),
     ("crates/wire", &["domain"]),

@@ -1,5 +1,5 @@
-//! Migrations only add: the version before this one goes on working while they run and after them. What takes something away says
-//! why that version does without it, in a comment before the statement that begins with `contract:`.
+//! Migrations only add: the version before this one goes on working while they run and after them. What takes something
+//! away says why that version does without it, in a comment before the statement that begins with `contract:`.
 
 use super::Source;
 

@@ -1,4 +1,5 @@
-//! Packages in `Cargo.lock` come from crates.io under a license that `deny.toml` allows, and none of them is banned there.
+//! Packages in `Cargo.lock` come from crates.io under a license that `deny.toml` allows, and none of them is banned
+//! there.
 //!
 //! `cargo deny check bans licenses sources` judges the same lists more thoroughly; building it takes longer than all
 //! other static checks, so CI does without it.

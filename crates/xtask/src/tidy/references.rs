@@ -54,7 +54,8 @@ fn references(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns true if `name` is a file beside `from`, below one of its parents' `docs`, in the root, or in a crate that is named first.
+/// Returns true if `name` is a file beside `from`, below one of its parents' `docs`, in the root, or in a crate that is
+/// named first.
 fn resolves(name: &str, from: &str, known: &BTreeSet<&str>) -> bool {
     let beside = from.rsplit_once('/').map_or(name.to_owned(), |(folder, _)| format!("{folder}/{name}"));
     let places =

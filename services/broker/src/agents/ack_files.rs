@@ -28,8 +28,8 @@ pub(super) struct AckFolder {
     /// Path of the folder below the working directory.
     relative: String,
     path: PathBuf,
-    /// User of the agent, if not the broker's own. The user controls every path below the working directory, so they are
-    /// followed with that user's rights only.
+    /// User of the agent, if not the broker's own. The user controls every path below the working directory, so they
+    /// are followed with that user's rights only.
     account: Option<Arc<Account>>,
 }
 

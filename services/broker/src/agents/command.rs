@@ -156,8 +156,8 @@ impl AgentHandle {
         self.info.borrow().terminal.clone().ok_or(AgentError::Disappeared)
     }
 
-    /// Types keys and waits until the program's terminal has taken them. Returns their number of bytes. Keys that are not
-    /// taken in time are not typed later.
+    /// Types keys and waits until the program's terminal has taken them. Returns their number of bytes. Keys that are
+    /// not taken in time are not typed later.
     pub(crate) async fn type_keys(&self, keys: Bytes) -> Result<usize, AgentError> {
         let deadline = Instant::now() + INPUT_TIMEOUT;
         let queued = timeout_at(deadline, self.terminal()?.write_input(keys.clone())).await;

@@ -1,5 +1,5 @@
-//! [`Members`]: the workspaces of this broker. Each has a node and a socket at the engine; agents of all of them run side by
-//! side under names that are unique in the broker.
+//! [`Members`]: the workspaces of this broker. Each has a node and a socket at the engine; agents of all of them run
+//! side by side under names that are unique in the broker.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Statements of a running agent about itself, and events for the engine: activity, receipts, saved notes. None of it is
-//! on the way of a delivery.
+//! Statements of a running agent about itself, and events for the engine: activity, receipts, saved notes. None of it
+//! is on the way of a delivery.
 
 use relay_verification::Timestamp;
 use serde_json::{Value, json};

@@ -7,8 +7,8 @@ use axum::{
 
 /// Longest frame that is taken.
 const MAX_FRAME: usize = 1 << 20;
-/// Longest frame that is read, so that a longer one than allowed is answered with a close code. Beyond it the connection
-/// breaks.
+/// Longest frame that is read, so that a longer one than allowed is answered with a close code. Beyond it the
+/// connection breaks.
 pub(crate) const MAX_READ: usize = 4 * MAX_FRAME;
 
 /// Outcome of a read.

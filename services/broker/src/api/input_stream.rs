@@ -24,7 +24,8 @@ const MOST_EARLY: usize = 1024;
 /// Keys of a client that has left are typed within this time, or not at all.
 const LEFT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Opens the stream. An unknown or headless agent is refused after the upgrade: clients cannot read the body of a refused one.
+/// Opens the stream. An unknown or headless agent is refused after the upgrade: clients cannot read the body of a
+/// refused one.
 pub(super) async fn open(ready: Ready, Path(name): Path<String>, Upgrade(upgrade): Upgrade) -> Response {
     let agent = ready.services.agents.get(&name).and_then(|agent| match agent.spec.headless {
         Some(_) => Err(AgentError::UnsupportedRuntime),
@@ -105,7 +106,8 @@ impl Frames {
         }
     }
 
-    /// Waits for a piece of work, and takes frames meanwhile. `None` if the client has left and the work takes too long.
+    /// Waits for a piece of work, and takes frames meanwhile. `None` if the client has left and the work takes too
+    /// long.
     async fn while_taking<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         loop {

@@ -74,8 +74,8 @@ impl Pipeline {
         }
     }
 
-    /// Ends the oldest watch for an echo that could only raise a level. A message without its verdict needs its own, and
-    /// there are as many watches as such messages.
+    /// Ends the oldest watch for an echo that could only raise a level. A message without its verdict needs its own,
+    /// and there are as many watches as such messages.
     fn make_room_for_a_watch(&mut self) {
         let mut judged = self.outstanding.iter_mut().filter(|outstanding| outstanding.delivery.state().is_final());
         // A watch that has ended by its time frees nothing, so the next one ends as well.
@@ -91,8 +91,8 @@ impl Pipeline {
         self.refused = Some((now + REFUSED_PAUSE, request));
     }
 
-    /// The terminal has failed to write an injection, which is handed over again later. A part of it may be there, but the
-    /// program has not received it: its Enter was not written.
+    /// The terminal has failed to write an injection, which is handed over again later. A part of it may be there, but
+    /// the program has not received it: its Enter was not written.
     pub(crate) fn on_write_failed(&mut self, now: Timestamp, request: TypeRequest) {
         if let Some(writing) = self.writing.as_mut().filter(|writing| writing.key == request.key) {
             writing.has_begun = false;

@@ -229,7 +229,8 @@ impl Mailbox {
         self.is_refused = false;
     }
 
-    /// Returns `true` while a frame up to the newest one is missing. Frames that found no room are repeated once there is.
+    /// Returns `true` while a frame up to the newest one is missing. Frames that found no room are repeated once there
+    /// is.
     pub(crate) fn has_gap(&self) -> bool {
         !self.is_refused && self.newest > self.floor.received()
     }

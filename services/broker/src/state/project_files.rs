@@ -100,8 +100,8 @@ impl ProjectFiles {
         Ok(Self { record, account, files: Mutex::default() })
     }
 
-    /// Merges entries below `key` into a file of a project for an agent. An entry of that name that a person has written
-    /// stays. Blocks.
+    /// Merges entries below `key` into a file of a project for an agent. An entry of that name that a person has
+    /// written stays. Blocks.
     ///
     /// # Errors
     /// If the file is outside of the project, no JSON object that can be merged, or cannot be written; it is unchanged

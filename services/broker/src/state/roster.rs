@@ -69,8 +69,8 @@ impl Roster {
         self.content.lock().unwrap_or_else(PoisonError::into_inner).agents = agents;
     }
 
-    /// Adds or replaces an agent. In the session of the one that it replaces, its task stays typed. Blocks for a write to
-    /// the disk.
+    /// Adds or replaces an agent. In the session of the one that it replaces, its task stays typed. Blocks for a write
+    /// to the disk.
     pub(crate) fn put(&self, name: &str, mut record: AgentRecord) -> Result<()> {
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
         record.task_typed |=

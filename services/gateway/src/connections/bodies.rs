@@ -7,7 +7,8 @@ use relay_tasks::byte_budget::{ByteBudget, ByteLease};
 
 /// Bytes of the process, a quarter of them for one owner. A caller may have 600 requests of a megabyte in progress.
 const TOTAL_BYTES: usize = 64 * 1024 * 1024;
-/// Longest wait for memory. The client repeats the request afterwards, so a share that stays taken holds no connections.
+/// Longest wait for memory. The client repeats the request afterwards, so a share that stays taken holds no
+/// connections.
 const WAIT: Duration = Duration::from_secs(5);
 /// Frames up to this are held without a lease. 64 of them may wait on each of the 600 sockets of a token.
 const SMALL_FRAME_BYTES: usize = 1024;

@@ -1,5 +1,5 @@
-//! Limits of connections: how many a client, a token, a family of workspaces and the gateway may have, and how slow they
-//! may be.
+//! Limits of connections: how many a client, a token, a family of workspaces and the gateway may have, and how slow
+//! they may be.
 //!
 //! [`Connections`] counts. `main` asks it about each TCP connection, [`admit_request`] about the addresses behind
 //! trusted proxies, `caller` about requests in progress, and the upgrades of nodes and observers about their sockets.

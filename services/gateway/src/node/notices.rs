@@ -39,8 +39,8 @@ pub(super) struct Notice {
 }
 
 impl Notice {
-    /// Returns whether a notice to the whole workspace also goes to providers that host agents: those about statuses and
-    /// channels do.
+    /// Returns whether a notice to the whole workspace also goes to providers that host agents: those about statuses
+    /// and channels do.
     fn is_for_providers(&self) -> bool {
         self.topic == "presence" || self.topic == "channel"
     }

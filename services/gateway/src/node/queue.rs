@@ -1,7 +1,7 @@
 //! [`queue`]: bounded queue with one receiver that takes memory for what it holds.
 //!
-//! A channel of tokio has the slots of 32 items and half a kilobyte besides from its start. A gateway has two queues for
-//! each of its thousands of sockets, and nearly all of them are empty.
+//! A channel of tokio has the slots of 32 items and half a kilobyte besides from its start. A gateway has two queues
+//! for each of its thousands of sockets, and nearly all of them are empty.
 
 use std::{
     collections::VecDeque,

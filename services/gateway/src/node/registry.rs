@@ -288,8 +288,8 @@ impl Registry {
         }
     }
 
-    /// Closes connections that hold their provider no longer: another connection took it over, or their token was revoked
-    /// and the node is deleted. Connections that registered after `asked` may be missing from `held`.
+    /// Closes connections that hold their provider no longer: another connection took it over, or their token was
+    /// revoked and the node is deleted. Connections that registered after `asked` may be missing from `held`.
     pub(super) async fn close_lost_connections(&self, engine: &Engine, asked: Instant, held: &[ConnectedProvider]) {
         let lost = self.lost_connections(asked, held);
         if lost.is_empty() {

@@ -1,4 +1,5 @@
-//! [`RelistPause`]: full lists of all bindings after lost hints, with a pause between two of them. Used by the registry.
+//! [`RelistPause`]: full lists of all bindings after lost hints, with a pause between two of them. Used by the
+//! registry.
 
 use std::time::Duration;
 

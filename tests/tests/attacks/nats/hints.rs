@@ -1,5 +1,5 @@
-//! A process with access to NATS and without the installation's keys floods gateways with wake-ups: they miss hints, and
-//! have their connections list their agents again, with a pause between two lists.
+//! A process with access to NATS and without the installation's keys floods gateways with wake-ups: they miss hints,
+//! and have their connections list their agents again, with a pause between two lists.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ const SOON: Duration = Duration::from_secs(60);
 const RELISTS: &str = "relay_relists_total";
 /// Least time between two lists.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Connections that each wake-up reaches once for each time that it names their node. Handling a wake-up then takes many
-/// times as long as receiving it, so that the queue of 4096 hints overflows.
+/// Connections that each wake-up reaches once for each time that it names their node. Handling a wake-up then takes
+/// many times as long as receiving it, so that the queue of 4096 hints overflows.
 const CONNECTIONS: usize = 32;
 const TIMES_NAMED: usize = 100;
 /// Wake-ups that are published before the lists are counted again.

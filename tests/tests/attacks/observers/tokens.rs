@@ -1,4 +1,5 @@
-//! Observer tokens that are created and revoked again: every gateway remembers them, so a workspace has a limit per day.
+//! Observer tokens that are created and revoked again: every gateway remembers them, so a workspace has a limit per
+//! day.
 
 use std::time::Duration;
 

@@ -126,9 +126,9 @@ pub struct RateLimits {
 }
 
 impl RateLimits {
-    /// Charges a request of `subject`. While rate limits are disabled nothing is counted, and the status has the numbers
-    /// of the plan. `None` when storage is unavailable and the quotas are not cached: then storage refuses the request
-    /// itself.
+    /// Charges a request of `subject`. While rate limits are disabled nothing is counted, and the status has the
+    /// numbers of the plan. `None` when storage is unavailable and the quotas are not cached: then storage refuses the
+    /// request itself.
     pub async fn admit(
         &self,
         scope: WorkspaceScope,

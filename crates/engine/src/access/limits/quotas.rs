@@ -107,8 +107,8 @@ impl QuotaCache {
         Ok(quotas)
     }
 
-    /// Assigns a plan, if given, also to the child workspaces, and replaces the overrides. Takes effect at once; for the
-    /// children within [`CACHE_TTL`].
+    /// Assigns a plan, if given, also to the child workspaces, and replaces the overrides. Takes effect at once; for
+    /// the children within [`CACHE_TTL`].
     ///
     /// # Errors
     /// When a number is out of range, or the workspace has been deleted.

@@ -1,8 +1,8 @@
 //! Batches of posts, whose sends reach the committer together.
 //!
 //! All posts are resolved before the first is queued, so that they commit in few transactions. The posts of a batch are
-//! committed in their order: those that follow a stale one are submitted again behind it, and posts of different lanes of
-//! the committer wait for each other.
+//! committed in their order: those that follow a stale one are submitted again behind it, and posts of different lanes
+//! of the committer wait for each other.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -103,8 +103,8 @@ struct Round {
 }
 
 impl Messages {
-    /// Posts a batch. Returns an outcome for each post, in order; a post that is refused changes nothing for the others.
-    /// Posts that are committed have the order of the batch.
+    /// Posts a batch. Returns an outcome for each post, in order; a post that is refused changes nothing for the
+    /// others. Posts that are committed have the order of the batch.
     pub async fn post_batch(&self, caller: BatchCaller<'_>, posts: Vec<BatchPost>) -> Vec<EngineResult<PostedMessage>> {
         let mut outcomes: Vec<Option<EngineResult<PostedMessage>>> = posts.iter().map(|_| None).collect();
         let mut open = Vec::with_capacity(posts.len());

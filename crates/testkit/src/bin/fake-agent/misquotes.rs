@@ -3,8 +3,8 @@
 const HEADER: &str = "Relay message from ";
 
 /// Returns lines with the parts of a message: other ids in front of its text, the beginning of its id, its id split by
-/// another line or hidden in a word, and the whole message in the title of the window. None shows its id as a word of its
-/// own, so none proves that the program has the message.
+/// another line or hidden in a word, and the whole message in the title of the window. None shows its id as a word of
+/// its own, so none proves that the program has the message.
 pub(crate) fn misquotes(text: &str) -> String {
     let Some((sender, id, body)) = parts(text) else { return String::new() };
     let body = body.replace('\n', " ");

@@ -40,7 +40,8 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Runs the program to its end. Giving up kills its process group; the caller ends processes that have left the group.
+    /// Runs the program to its end. Giving up kills its process group; the caller ends processes that have left the
+    /// group.
     pub(super) async fn finish(self) -> Result<(), NotTaken> {
         let mut command = Command::new(&self.program);
         command.args(&self.args).env_clear().envs(&self.environment).current_dir(&self.working_directory);

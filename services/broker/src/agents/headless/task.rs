@@ -1,4 +1,5 @@
-//! [`HeadlessTask`]: the one task of a headless agent. It hands over one message after the other and reports the outcome.
+//! [`HeadlessTask`]: the one task of a headless agent. It hands over one message after the other and reports the
+//! outcome.
 
 use std::{collections::VecDeque, pin::Pin};
 

@@ -195,7 +195,8 @@ impl ControlContext {
     }
 
     /// Waits until the tenant has a place for a request. Registrations are bounded by the connections, and batches
-    /// gather results, messages and spawns. Nothing is refused: published brokers close the socket when an inventory is.
+    /// gather results, messages and spawns. Nothing is refused: published brokers close the socket when an inventory
+    /// is.
     async fn take_place(&self, frame: &InboundFrame) -> Option<Place> {
         match frame {
             InboundFrame::Register(_)

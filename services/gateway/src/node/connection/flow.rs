@@ -77,8 +77,8 @@ impl ConnectionState {
         self.queue_agent(agent);
     }
 
-    /// Returns whether the copy was committed in this connection's recovery epoch. One of a lost delivery, which was on its way
-    /// during a failover, would take the place of the delivery that has its number now.
+    /// Returns whether the copy was committed in this connection's recovery epoch. One of a lost delivery, which was on
+    /// its way during a failover, would take the place of the delivery that has its number now.
     pub(super) fn is_current(&self, live: &LiveFrame) -> bool {
         live.epoch.is_none() || live.epoch == self.recovery_epoch
     }

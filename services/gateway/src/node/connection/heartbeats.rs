@@ -1,7 +1,8 @@
-//! Heartbeats of a connection: they keep its provider live, and may declare another name, capabilities, limit or version.
+//! Heartbeats of a connection: they keep its provider live, and may declare another name, capabilities, limit or
+//! version.
 //!
-//! The load is recorded at once. What has changed is recorded after a check of the token, in the order of the requests: one
-//! change at a time, and later ones are merged meanwhile.
+//! The load is recorded at once. What has changed is recorded after a check of the token, in the order of the requests:
+//! one change at a time, and later ones are merged meanwhile.
 
 use relay_domain::{
     JsonText,

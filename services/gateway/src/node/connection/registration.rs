@@ -188,9 +188,10 @@ impl ControlContext {
     }
 }
 
-/// Encodes the reply. All providers of a node together can advertise more than published clients accept in a frame. These
-/// read only the identity and the capabilities that they registered, so that a reply that would be too large shows what
-/// this provider declared in place of what the node shows. That fits: it came in a frame, within bounds of its own.
+/// Encodes the reply. All providers of a node together can advertise more than published clients accept in a frame.
+/// These read only the identity and the capabilities that they registered, so that a reply that would be too large
+/// shows what this provider declared in place of what the node shows. That fits: it came in a frame, within bounds of
+/// its own.
 fn encode_within_limit(id: Option<&str>, mut data: NodeRegistered<'_>, frame: &Register) -> String {
     let text = encode_reply(id, &data);
     if text.len() <= FRAME_LIMIT {

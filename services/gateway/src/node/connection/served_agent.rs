@@ -19,7 +19,8 @@ use super::{delayed_acks::DelayedAcks, effects::Conditions};
 
 /// Time that a broker has to report its position; silence counts as no position.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time that a frame may wait for a slow socket. Its delivery may become a dead letter meanwhile, and the sender is notified then.
+/// Time that a frame may wait for a slow socket. Its delivery may become a dead letter meanwhile, and the sender is
+/// notified then.
 pub(super) const MAX_HELD: Duration = Duration::from_secs(2);
 /// Maximum tombstones that a broker without a position is replayed from seq 1 (ADR 0002).
 const REPLAY_FROM_ONE: Seq = 100_000;
@@ -36,13 +37,14 @@ pub(super) struct OutgoingFrame {
     pub(super) live: bool,
     /// Time when it came from the log or from storage.
     pub(super) held_since: Instant,
-    /// Time at which the delivery expires, in milliseconds of Unix time. None for a tombstone, and if it was far when the
-    /// live copy was published.
+    /// Time at which the delivery expires, in milliseconds of Unix time. None for a tombstone, and if it was far when
+    /// the live copy was published.
     pub(super) expires_at_ms: Option<i64>,
 }
 
 impl OutgoingFrame {
-    /// True if the delivery may have been settled meanwhile, or has expired, so that it must be read again before it is sent.
+    /// True if the delivery may have been settled meanwhile, or has expired, so that it must be read again before it is
+    /// sent.
     pub(super) fn is_outdated(&self, conditions: &Conditions) -> bool {
         // The rest of the last millisecond counts, else the delivery would be read before it can be dead-lettered.
         self.expires_at_ms.is_some_and(|at| at < conditions.unix_ms)

@@ -1,5 +1,5 @@
-//! Check of the token that opened a socket, before each request: nothing is served with a token that is revoked, or that
-//! cannot be checked.
+//! Check of the token that opened a socket, before each request: nothing is served with a token that is revoked, or
+//! that cannot be checked.
 
 use relay_engine::{EngineError, EngineResult, access::authentication::NodeTokenState};
 use relay_wire::nodes::frame::InboundFrame;
