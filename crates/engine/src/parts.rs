@@ -12,9 +12,9 @@ use crate::{EngineError, EngineResult, core::Core, fair_places::Place};
 /// Bound of the contents of one part; a larger row is a part of its own.
 const PART_BYTES: usize = 1024 * 1024;
 /// Memory of a row besides its contents.
-const ROW_BYTES: usize = 512;
+pub(crate) const ROW_BYTES: usize = 512;
 /// A part above this is read with a place: one for each family, so that large lists leave connections to the others.
-const LARGE_PART_BYTES: usize = 64 * 1024;
+pub(crate) const LARGE_PART_BYTES: usize = 64 * 1024;
 /// Longest wait for memory, and for a place, below the time that a request may take.
 const MEMORY_WAIT: Duration = Duration::from_secs(15);
 
@@ -113,9 +113,25 @@ impl Core {
         let place = self.take_read_place(scope, bytes).await?;
         let rows = if keys.is_empty() { Vec::new() } else { read(keys).await? };
         drop(place);
-        let first = Part { rows, memory };
+        Ok(self.continue_parts(scope, Part { rows, memory }, left, read))
+    }
+
+    /// Returns a list whose first part has been read, with the parts of `left` after it.
+    pub(crate) fn continue_parts<K, T, R, F>(
+        &self,
+        scope: WorkspaceScope,
+        first: Part<T>,
+        left: VecDeque<(K, usize)>,
+        read: R,
+    ) -> Parts<T>
+    where
+        K: Send + 'static,
+        T: Send + 'static,
+        R: Fn(Vec<K>) -> F + Send + Sync + 'static,
+        F: Future<Output = EngineResult<Vec<T>>> + Send + 'static,
+    {
         if left.is_empty() {
-            return Ok(Parts { first, rest: None });
+            return Parts { first, rest: None };
         }
         let state = (left, read, self.clone());
         let rest = futures::stream::try_unfold(state, move |(mut left, read, core)| async move {
@@ -129,7 +145,7 @@ impl Core {
             drop(place);
             Ok(Some((Part { rows, memory }, (left, read, core))))
         });
-        Ok(Parts { first, rest: Some(rest.boxed()) })
+        Parts { first, rest: Some(rest.boxed()) }
     }
 
     /// Waits for the place of a read of this size. Small ones need none.

@@ -11,7 +11,9 @@ use relay_domain::{
     names::{MAX_TITLE_BYTES, check_length},
     observers::ObserverFilters,
 };
-use relay_store::{IdempotencyKey, JoinOutcome, MemberKey, NewConversation, OpenOutcome, events::Event};
+use relay_store::{
+    IdempotencyKey, JoinOutcome, MemberKey, NewConversation, OpenOutcome, events::Event, messages::pages::ChannelKey,
+};
 use relay_wire::{
     channels::conversation::{CreateGroupBody, Group, Participant, StoredGroup},
     events::data::ParticipantChanged,
@@ -105,10 +107,12 @@ impl Channels {
         id: &str,
         page: MessagePage,
     ) -> EngineResult<Parts<Message>> {
-        let conversation = self.own_conversation(caller, id).await?;
-        let all = ObserverFilters::default();
-        let listed = self.core.store.channel_messages(caller.scope, conversation.channel_id, page, &all).await?;
-        Ok(self.core.read_messages(caller.scope, listed).await?.map(|listed| listed.message))
+        let (key, all) = (ChannelKey::Conversation(id, caller.agent_id), ObserverFilters::default());
+        let found = self.core.read_channel_page(caller.scope, key, page, &all).await?;
+        match found.ok_or(EngineError::NotFound(Missing::Conversation))? {
+            found if found.is_readable => Ok(found.messages.map(|listed| listed.message)),
+            _ => Err(EngineError::Forbidden(Denial::NotAParticipant)),
+        }
     }
 
     /// Creates a group, or finds the one that an earlier request with this key created.

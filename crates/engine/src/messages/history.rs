@@ -1,16 +1,26 @@
 //! Reading of messages: channels, single messages, threads.
 
+use futures::{FutureExt as _, future::BoxFuture};
 use relay_domain::{
-    MessageId, WorkspaceScope,
+    ChannelId, MessageId, WorkspaceScope,
     messages::{ListedMessage, MessagePage},
     names::{MAX_NOTE_BYTES, check_length, strip_hash},
-    observers::{ObserverScope, ScopeSet},
+    observers::{ObserverFilters, ObserverScope, ScopeSet},
 };
-use relay_store::MessageHead;
+use relay_store::{
+    MessageHead,
+    messages::pages::{ChannelKey, ChannelPage, ChannelPageQuery},
+};
 use relay_tasks::byte_budget::ByteLease;
 
 use super::Messages;
-use crate::{EngineError, EngineResult, access::callers::Credential, core::Core, error::Missing, parts::Parts};
+use crate::{
+    EngineError, EngineResult,
+    access::callers::Credential,
+    core::Core,
+    error::Missing,
+    parts::{LARGE_PART_BYTES, Part, Parts, ROW_BYTES},
+};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (50, 100);
@@ -22,13 +32,55 @@ impl Core {
         scope: WorkspaceScope,
         messages: Vec<(MessageId, usize)>,
     ) -> EngineResult<Parts<ListedMessage>> {
-        let store = self.store.clone();
-        let read = move |ids: Vec<MessageId>| {
-            let store = store.clone();
-            async move { Ok(store.listed_messages(scope, &ids).await?) }
-        };
-        self.read_in_parts(scope, messages, read).await
+        self.read_in_parts(scope, messages, self.message_reader(scope)).await
     }
+
+    /// Returns the function that reads the messages of one part.
+    fn message_reader(
+        &self,
+        scope: WorkspaceScope,
+    ) -> impl Fn(Vec<MessageId>) -> BoxFuture<'static, EngineResult<Vec<ListedMessage>>> + Send + Sync + use<> {
+        let store = self.store.clone();
+        move |ids| {
+            let store = store.clone();
+            async move { Ok(store.listed_messages(scope, &ids).await?) }.boxed()
+        }
+    }
+
+    /// Reads a page of the root messages of a channel that pass the filters, newest first. `None` without such a channel.
+    pub(crate) async fn read_channel_page(
+        &self,
+        scope: WorkspaceScope,
+        channel: ChannelKey<'_>,
+        page: MessagePage,
+        filters: &ObserverFilters,
+    ) -> EngineResult<Option<FoundPage>> {
+        let row_bytes = usize::try_from(page.limit).unwrap_or(0).saturating_mul(ROW_BYTES);
+        let mut memory = self.reserve_answer(scope, LARGE_PART_BYTES + row_bytes).await?;
+        let query = ChannelPageQuery { channel, page, filters, at: self.now(), max_bytes: LARGE_PART_BYTES };
+        let Some(ChannelPage { channel_id, is_readable, messages: rows, bytes, unread }) =
+            self.store.channel_page(scope, &query).await?
+        else {
+            return Ok(None);
+        };
+        memory.shrink_to(bytes + rows.len() * ROW_BYTES);
+        let messages = if rows.is_empty() {
+            // Memory is reserved for one part at a time.
+            drop(memory);
+            self.read_messages(scope, unread).await?
+        } else {
+            self.continue_parts(scope, Part { rows, memory }, unread.into(), self.message_reader(scope))
+        };
+        Ok(Some(FoundPage { channel_id, is_readable, messages }))
+    }
+}
+
+/// Page of a channel that exists.
+pub(crate) struct FoundPage {
+    pub(crate) channel_id: ChannelId,
+    /// False if the reader takes no part in the conversation. The page is empty then.
+    pub(crate) is_readable: bool,
+    pub(crate) messages: Parts<ListedMessage>,
 }
 
 impl Messages {
@@ -45,11 +97,11 @@ impl Messages {
     ) -> EngineResult<Parts<ListedMessage>> {
         let (scope, view) = (caller.scope(), caller.view());
         let name = strip_hash(channel);
-        let found = self.core.store.messages_of_channel_named(scope, name, page, &view.filters).await?;
-        let (_, listed) = found
-            .filter(|(id, _)| view.sees_channel(*id, name))
-            .ok_or_else(|| EngineError::NotFound(Missing::Channel(name.to_owned())))?;
-        self.core.read_messages(scope, listed).await
+        let found = self.core.read_channel_page(scope, ChannelKey::Name(name), page, &view.filters).await?;
+        found
+            .filter(|found| view.sees_channel(found.channel_id, name))
+            .map(|found| found.messages)
+            .ok_or_else(|| EngineError::NotFound(Missing::Channel(name.to_owned())))
     }
 
     /// Lists the messages of a session, newest first, those of conversations too.

@@ -12,6 +12,7 @@ pub(crate) mod edits;
 pub mod fanout_chunks;
 pub mod fanouts;
 pub mod outbox;
+pub mod pages;
 pub(crate) mod queries;
 pub(crate) mod reactions;
 pub mod read_folding;

@@ -1,4 +1,5 @@
-//! Reads of messages for lists, single messages and threads. Only the batch commit writes messages.
+//! Reads of messages for lists, single messages and threads. Only the batch commit writes messages. Pages of channels are
+//! in `pages.rs`.
 //!
 //! A list is read in two steps: the ids and the sizes of its messages, then a few messages at a time.
 
@@ -12,11 +13,7 @@ use relay_domain::{
     messages::{ListedMessage, MessagePage},
     observers::{MessageFacts, ObserverFilters},
 };
-use sqlx::{
-    AssertSqlSafe,
-    postgres::{PgArguments, Postgres},
-    query::QueryAs,
-};
+use sqlx::AssertSqlSafe;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -80,34 +77,7 @@ impl MessageHead {
 /// subquery for each message and count would take longer than reading the messages. `OFFSET 0`: every row is read by
 /// its key, also while the tables have no statistics.
 fn listed_messages(first_day: NaiveDate, last_day: NaiveDate) -> String {
-    let replies = format!(
-        "SELECT k.message_id, count(*) AS count
-           FROM unnest($2::bigint[]) AS k (message_id)
-          CROSS JOIN LATERAL (SELECT FROM messages
-                               WHERE workspace_id = $1 AND thread_id = k.message_id
-                                 AND created_on BETWEEN DATE '{first_day}' AND {LAST_DAY} OFFSET 0) AS r
-          GROUP BY k.message_id"
-    );
-    // Read explicitly, or acked before it expired.
-    let readers = format!(
-        "SELECT k.message_id, least(count(DISTINCT r.agent_id), {MAX_COUNTED_READERS}) AS count
-           FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
-          CROSS JOIN LATERAL (
-                (SELECT agent_id FROM message_reads
-                  WHERE workspace_id = $1 AND message_id = k.message_id
-                  LIMIT {MAX_COUNTED_READERS})
-                UNION ALL
-                (SELECT d.agent_id FROM deliveries d
-                   JOIN mailbox_cursors c ON c.workspace_id = d.workspace_id AND c.agent_id = d.agent_id
-                  WHERE d.workspace_id = $1 AND d.source_id = k.message_id AND d.created_on = k.created_on
-                    AND d.created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}'
-                    AND d.source_kind = {MESSAGE_SOURCE} AND d.seq <= c.ack_floor
-                    AND NOT EXISTS (SELECT FROM delivery_exceptions x
-                                     WHERE x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id
-                                       AND x.seq = d.seq AND x.state = {DEAD_LETTERED})
-                  LIMIT {MAX_COUNTED_READERS})) AS r
-          GROUP BY k.message_id"
-    );
+    let (replies, readers) = (count_replies(first_day), count_readers(first_day, last_day));
     format!(
         "SELECT m.message_id, m.channel_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type,
                 m.thread_id, m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type, m.created_at,
@@ -126,8 +96,45 @@ fn listed_messages(first_day: NaiveDate, last_day: NaiveDate) -> String {
     )
 }
 
+/// Counts the replies to each of the messages `$2`, the oldest of which is of this day.
+pub(super) fn count_replies(first_day: NaiveDate) -> String {
+    format!(
+        "SELECT k.message_id, count(*) AS count
+           FROM unnest($2::bigint[]) AS k (message_id)
+          CROSS JOIN LATERAL (SELECT FROM messages
+                               WHERE workspace_id = $1 AND thread_id = k.message_id
+                                 AND created_on BETWEEN DATE '{first_day}' AND {LAST_DAY} OFFSET 0) AS r
+          GROUP BY k.message_id"
+    )
+}
+
+/// Counts the readers of each of the messages `$2` of the days `$3`: those that read it explicitly, or acked it before it
+/// expired.
+pub(super) fn count_readers(first_day: NaiveDate, last_day: NaiveDate) -> String {
+    format!(
+        "SELECT k.message_id, least(count(DISTINCT r.agent_id), {MAX_COUNTED_READERS}) AS count
+           FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
+          CROSS JOIN LATERAL (
+                (SELECT agent_id FROM message_reads
+                  WHERE workspace_id = $1 AND message_id = k.message_id
+                  LIMIT {MAX_COUNTED_READERS})
+                UNION ALL
+                (SELECT d.agent_id FROM deliveries d
+                  CROSS JOIN LATERAL (SELECT ack_floor FROM mailbox_cursors
+                                       WHERE workspace_id = $1 AND agent_id = d.agent_id OFFSET 0) AS c
+                  WHERE d.workspace_id = $1 AND d.source_id = k.message_id AND d.created_on = k.created_on
+                    AND d.created_on BETWEEN DATE '{first_day}' AND DATE '{last_day}'
+                    AND d.source_kind = {MESSAGE_SOURCE} AND d.seq <= c.ack_floor
+                    AND NOT EXISTS (SELECT FROM delivery_exceptions x
+                                     WHERE x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id
+                                       AND x.seq = d.seq AND x.state = {DEAD_LETTERED})
+                  LIMIT {MAX_COUNTED_READERS})) AS r
+          GROUP BY k.message_id"
+    )
+}
+
 /// Reactions to each of the messages `$2`, as a JSON array for each message.
-const REACTIONS: &str = "
+pub(super) const REACTIONS: &str = "
     SELECT g.message_id,
            json_agg(json_build_object('emoji', g.emoji, 'count', g.count, 'agents', g.agents)
                     ORDER BY g.first) AS reactions
@@ -141,88 +148,9 @@ const REACTIONS: &str = "
              GROUP BY r.message_id, r.emoji) AS g
      GROUP BY g.message_id";
 
-/// Selects a page (`$3` to `$7`) of the root messages of a channel, newest first, with upper bounds of their bytes.
-macro_rules! page_of_channel {
-    ($channel:literal) => {
-        concatcp!(
-            "SELECT m.message_id, ",
-            MESSAGE_BYTES,
-            "::bigint AS content_bytes FROM messages m
-              WHERE m.workspace_id = $1 AND m.channel_id = ",
-            $channel,
-            " AND m.thread_id IS NULL AND m.message_id < $3 AND m.message_id > $4 AND m.created_at >= $6
-                AND ($7::bigint[] IS NULL OR m.agent_id = ANY ($7))
-                AND m.created_on <= ",
-            LAST_DAY,
-            " ORDER BY m.message_id DESC LIMIT $5"
-        )
-    };
-}
-
-/// Binds the parameters of [`page_of_channel`].
-fn bind_page<'q, O>(
-    query: QueryAs<'q, Postgres, O, PgArguments>,
-    page: MessagePage,
-    filters: &'q ObserverFilters,
-) -> QueryAs<'q, Postgres, O, PgArguments> {
-    let (not_before, above) = filters::not_before(filters);
-    query
-        .bind(page.before.map_or(i64::MAX, MessageId::get))
-        .bind(page.after.map_or(-1, MessageId::get).max(above))
-        .bind(page.limit)
-        .bind(not_before)
-        .bind(filters::agent_ids(filters))
-}
-
 // The selections bind a day or an id range besides the key: replies are never older than their root, and a message has
 // the day of its id, so older partitions stay closed.
 impl Store {
-    /// Lists the root messages of a channel or conversation whose author and age pass the filters, newest first, with
-    /// upper bounds of their bytes.
-    pub async fn channel_messages(
-        &self,
-        scope: WorkspaceScope,
-        channel: ChannelId,
-        page: MessagePage,
-        filters: &ObserverFilters,
-    ) -> StoreResult<Vec<(MessageId, usize)>> {
-        let query = sqlx::query_as(page_of_channel!("$2")).bind(scope.workspace_id()).bind(channel);
-        let rows = bind_page(query, page, filters)
-            .fetch_all(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("listing the messages of a channel"))?;
-        Ok(with_sizes(rows))
-    }
-
-    /// Finds the channel of that name, archived or not, and lists its root messages as [`Self::channel_messages`] does.
-    pub async fn messages_of_channel_named(
-        &self,
-        scope: WorkspaceScope,
-        name: &str,
-        page: MessagePage,
-        filters: &ObserverFilters,
-    ) -> StoreResult<Option<(ChannelId, Vec<(MessageId, usize)>)>> {
-        const LIST: &str = concatcp!(
-            "SELECT c.channel_id, m.message_id, m.content_bytes
-               FROM (SELECT channel_id FROM channels
-                      WHERE workspace_id = $1 AND name = $2 AND type = ",
-            CHANNEL,
-            " OFFSET 0) AS c
-               LEFT JOIN LATERAL (",
-            page_of_channel!("c.channel_id"),
-            ") AS m ON true ORDER BY m.message_id DESC"
-        );
-        let query = sqlx::query_as(LIST).bind(scope.workspace_id()).bind(name);
-        let rows: Vec<(ChannelId, Option<MessageId>, Option<i64>)> = bind_page(query, page, filters)
-            .fetch_all(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("listing the messages of a channel by its name"))?;
-        let Some((channel, ..)) = rows.first() else { return Ok(None) };
-        // A channel without messages is one row without a message.
-        let messages = rows.iter().filter_map(|(_, message, bytes)| Some(((*message)?, (*bytes)?)));
-        Ok(Some((*channel, with_sizes(messages.collect()))))
-    }
-
     /// Lists the replies of a thread whose author and age pass the filters, oldest first, with upper bounds of their bytes.
     pub async fn replies(
         &self,
@@ -335,6 +263,6 @@ impl Store {
     }
 }
 
-fn with_sizes(rows: Vec<(MessageId, i64)>) -> Vec<(MessageId, usize)> {
+pub(super) fn with_sizes(rows: Vec<(MessageId, i64)>) -> Vec<(MessageId, usize)> {
     rows.into_iter().map(|(id, bytes)| (id, usize::try_from(bytes).unwrap_or(0))).collect()
 }
