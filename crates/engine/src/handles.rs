@@ -25,7 +25,7 @@ use crate::{
     core::Core,
     events::{self, Events},
     files::{FileStorage, Files},
-    mailboxes::{Mailboxes, cursors::CursorMoves},
+    mailboxes::{Mailboxes, cursors::CursorMoves, unread::UnreadCache},
     messages::{
         Messages,
         committer::{CommitLane, CommitQueue},
@@ -145,6 +145,7 @@ impl Inner {
             stream: stream.clone(),
             cursors: Arc::<CursorMoves>::default(),
             claim_waits: Arc::default(),
+            unread: UnreadCache::default(),
         };
         let agents = Agents {
             core: core.clone(),

@@ -88,6 +88,69 @@ async fn an_inbox_contains_unread_items_only() -> Result<()> {
     Ok(())
 }
 
+/// Bob reads his inbox before and after each change, which mostly comes through another gateway.
+#[tokio::test]
+async fn an_inbox_follows_each_change() -> Result<()> {
+    let room = Room::new("followed").await?;
+    room.ann.create_channel("other").await?;
+    room.bob.join("other").await?;
+    let unread = |channels: &[(&str, i64)]| {
+        let rows = channels.iter().map(|(name, count)| json!({ "channel_name": name, "unread_count": count }));
+        Value::Array(rows.collect())
+    };
+    let patch = |id: &Value, new: &str| {
+        let (ann, path, body) = (room.ann.clone(), format!("/v1/messages/{}", text(id)), json!({ "text": new }));
+        async move { ann.call(Method::PATCH, &path, Some(body), &[]).await?.success() }
+    };
+    let path = |id: &Value, suffix: &str| format!("/v1/messages/{}/{suffix}", text(id));
+    assert_eq!(inbox(&room.bob).await?["unread_channels"], unread(&[]));
+
+    let first = room.ann.post_message("room", "one").await?.success()?["id"].clone();
+    assert_eq!(inbox(&room.bob).await?["unread_channels"], unread(&[("room", 1)]));
+    let second = room.ann.post_message("other", "two").await?.success()?["id"].clone();
+    assert_eq!(inbox(&room.bob).await?["unread_channels"], unread(&[("other", 1), ("room", 1)]));
+    let own = room.bob.post_message("room", "three").await?.success()?["id"].clone();
+    room.ann.post(&path(&own, "replies"), json!({ "text": "in a thread" })).await?.success()?;
+    let all = inbox(&room.bob).await?;
+    assert_eq!((&all["unread_channels"], &all["mentions"]), (&unread(&[("other", 1), ("room", 1)]), &json!([])));
+
+    // An edit adds a mention, changes it, and removes it.
+    for (new, count) in [("one @bob", 1), ("1 @bob", 1), ("1", 0)] {
+        patch(&first, new).await?;
+        let mentions = inbox(&room.bob).await?["mentions"].clone();
+        assert_eq!(rows(&mentions).len(), count, "{new}: {mentions}");
+        assert!(rows(&mentions).iter().all(|mention| mention["text"] == new), "{mentions}");
+    }
+    room.ann.post(&path(&own, "reactions"), json!({ "emoji": "+1" })).await?.success()?;
+    assert_eq!(rows(&inbox(&room.bob).await?["recent_reactions"]).len(), 1);
+    room.ann.delete(&path(&own, "reactions/+1")).await?.success()?;
+    assert_eq!(inbox(&room.bob).await?["recent_reactions"], json!([]));
+
+    let dm = room.ann.dm("bob", "psst").await?.success()?["id"].clone();
+    assert_eq!(inbox(&room.bob).await?["unread_dms"][0]["last_message"]["text"], "psst");
+    patch(&dm, "pssst").await?;
+    let conversations = inbox(&room.bob).await?["unread_dms"].clone();
+    assert_eq!(conversations[0]["last_message"]["text"], "pssst");
+    assert_eq!((rows(&conversations).len(), &conversations[0]["unread_count"]), (1, &json!(1)));
+
+    // Only the pointer of one channel moves, and only a membership ends and begins again.
+    room.bob.post_empty(&path(&first, "read")).await?.success()?;
+    assert_eq!(inbox(&room.bob).await?["unread_channels"], unread(&[("other", 1)]));
+    room.bob.post_empty("/v1/channels/other/leave").await?.success()?;
+    assert_eq!(inbox(&room.bob).await?["unread_channels"], unread(&[]));
+    room.bob.join("other").await?;
+    assert_eq!(inbox(&room.bob).await?["unread_channels"], unread(&[("other", 1)]));
+    // More events than an inbox reads to find out what has changed.
+    for number in 0..201 {
+        room.ann.post_message("room", &format!("{number}")).await?.success()?;
+    }
+    assert_eq!(inbox(&room.bob).await?["unread_channels"], unread(&[("room", 201), ("other", 1)]));
+    room.bob.post_empty(&path(&second, "read")).await?.success()?;
+    room.key.delete("/v1/channels/room").await?.success()?;
+    assert_eq!(inbox(&room.bob).await?["unread_channels"], unread(&[]));
+    Ok(())
+}
+
 #[tokio::test]
 async fn an_ack_over_a_socket_marks_messages_as_read() -> Result<()> {
     let room = Room::new("acked").await?;

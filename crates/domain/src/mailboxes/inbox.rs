@@ -5,27 +5,43 @@ use chrono::{DateTime, Utc};
 
 use crate::{ChannelId, ConversationId, MessageId};
 
-/// Unread state of a channel or conversation for one member.
-#[derive(Debug, Clone)]
+/// Channel or conversation of a member, unless it is archived, with the member's last-read pointer.
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
-pub struct UnreadChannel {
+pub struct ReadPointer {
     pub channel_id: ChannelId,
     pub name: String,
     /// `None` for a channel.
     pub conversation_id: Option<ConversationId>,
-    /// Last-read pointer: id of the newest message read.
+    /// Id of the newest message read.
     pub read_id: MessageId,
-    /// Messages of others above it, at most [`MAX_UNREAD`](crate::channels::MAX_UNREAD).
-    pub unread_count: i64,
-    /// The newest unread message of others; the fields below are its own.
+}
+
+/// Unread messages in a channel or conversation: those of others above a last-read pointer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::FromRow))]
+pub struct Unread {
+    /// At most [`MAX_UNREAD`](crate::channels::MAX_UNREAD).
+    pub count: i64,
+    /// The oldest one that is counted.
+    pub oldest_id: Option<MessageId>,
+    /// The newest one; the fields below are its own.
     pub newest_id: Option<MessageId>,
     pub newest_from: Option<String>,
-    /// Empty until it is read.
-    #[cfg_attr(feature = "sqlx", sqlx(skip))]
-    pub newest_text: String,
-    /// Bytes of that text.
+    /// Bytes of its text.
     pub newest_bytes: Option<i32>,
     pub newest_at: Option<DateTime<Utc>>,
+}
+
+/// Channel or conversation with unread messages.
+#[derive(Debug, Clone)]
+pub struct UnreadChannel {
+    pub name: String,
+    /// `None` for a channel.
+    pub conversation_id: Option<ConversationId>,
+    pub unread: Unread,
+    /// Text of the newest one. Empty until it is read.
+    pub newest_text: String,
 }
 
 /// Unread message that mentions the agent.

@@ -12,7 +12,7 @@ use crate::{EngineResult, access::callers::AgentCaller};
 /// Default and maximum number of unread channels or conversations.
 pub const INBOX_PAGE: (i64, i64) = (100, 500);
 /// Bound of the mentions and reactions.
-const MAX_SHOWN: i64 = 20;
+pub(super) const MAX_SHOWN: i64 = 20;
 /// Bound of the texts that an inbox shows as a whole, those of mentions first. Of others it shows the beginning.
 const WHOLE_TEXTS: usize = 1024 * 1024;
 /// Characters of a beginning, of up to four bytes each.
@@ -37,19 +37,16 @@ pub struct Inbox {
 impl Mailboxes {
     /// Returns the caller's inbox, with at most `limit` channels and as many conversations.
     pub async fn inbox(&self, caller: &AgentCaller, limit: i64) -> EngineResult<Inbox> {
-        let (scope, agent) = (caller.scope, caller.agent_id);
-        let places = self.core.store.unread_channels(scope, agent).await?;
-        let pointers: Vec<_> = places.iter().map(|place| (place.channel_id, place.read_id)).collect();
-        let shown = MAX_SHOWN.min(limit);
-        let mut mentions = self.core.store.unread_mentions(scope, (agent, &caller.name), &pointers, shown).await?;
-        let reactions = self.core.store.received_reactions(scope, agent, shown).await?;
-        let unread = places.into_iter().filter(|place| place.unread_count > 0);
-        let (mut channels, mut conversations): (Vec<_>, Vec<_>) =
-            unread.partition(|place| place.conversation_id.is_none());
+        let state = self.read_unread(caller).await?;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        channels.truncate(limit);
-        conversations.truncate(limit);
-        let memory = self.read_inbox_texts(scope, &mut mentions, &mut conversations).await?;
+        let first = |is_channel: bool| {
+            let places = state.unread.iter().filter(move |place| place.conversation_id.is_none() == is_channel);
+            places.take(limit).cloned().collect::<Vec<_>>()
+        };
+        let (channels, mut conversations) = (first(true), first(false));
+        let mut mentions: Vec<_> = state.mentions.iter().take(limit).cloned().collect();
+        let reactions = state.reactions.iter().take(limit).cloned().collect();
+        let memory = self.read_inbox_texts(caller.scope, &mut mentions, &mut conversations).await?;
         Ok(Inbox { channels, conversations, mentions, reactions, memory })
     }
 
@@ -59,7 +56,7 @@ impl Mailboxes {
         mentions: &mut [Mention],
         conversations: &mut [UnreadChannel],
     ) -> EngineResult<ByteLease> {
-        let newest = |row: &UnreadChannel| Some((row.newest_id?, row.newest_bytes.unwrap_or(0)));
+        let newest = |row: &UnreadChannel| Some((row.unread.newest_id?, row.unread.newest_bytes.unwrap_or(0)));
         let sizes = mentions.iter().map(|row| (row.message_id, row.text_bytes));
         let texts = divide_texts(sizes.chain(conversations.iter().filter_map(newest)));
         let memory = self.core.reserve_answer(scope, texts.bytes).await?;
@@ -70,7 +67,7 @@ impl Mailboxes {
             row.text = found.get(&row.message_id).cloned().unwrap_or_default();
         }
         for row in conversations {
-            row.newest_text = row.newest_id.and_then(|id| found.remove(&id)).unwrap_or_default();
+            row.newest_text = row.unread.newest_id.and_then(|id| found.remove(&id)).unwrap_or_default();
         }
         Ok(memory)
     }

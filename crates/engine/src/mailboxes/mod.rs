@@ -11,6 +11,7 @@ pub mod insight;
 pub mod positions;
 pub mod redrives;
 pub mod serving;
+pub(crate) mod unread;
 
 use std::sync::Arc;
 
@@ -25,4 +26,5 @@ pub struct Mailboxes {
     pub(crate) stream: Stream,
     pub(crate) cursors: Arc<cursors::CursorMoves>,
     pub(crate) claim_waits: Arc<claim_waits::ClaimWaits>,
+    pub(crate) unread: unread::UnreadCache,
 }

@@ -8,5 +8,7 @@ mod fixture;
 
 mod conversations;
 mod enrolment;
+mod inbox;
 mod limits;
+mod pages;
 mod settling;

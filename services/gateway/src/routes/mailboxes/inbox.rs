@@ -36,7 +36,7 @@ pub async fn get(
         unread_channels: inbox
             .channels
             .into_iter()
-            .map(|place| wire::UnreadChannel { channel_name: place.name, unread_count: place.unread_count })
+            .map(|place| wire::UnreadChannel { channel_name: place.name, unread_count: place.unread.count })
             .collect(),
         mentions: inbox
             .mentions
@@ -66,18 +66,19 @@ pub async fn get(
 }
 
 fn to_unread_conversation(place: UnreadChannel, client: OriginClient) -> Option<wire::UnreadConversation> {
-    let last_message = place.newest_id.map(|id| {
+    let unread = place.unread;
+    let last_message = unread.newest_id.map(|id| {
         let text = place.newest_text;
         if client.takes_last_unread_as_text() {
             return wire::ShownUnread::Text(text);
         }
-        let created_at = place.newest_at.unwrap_or_default().into();
+        let created_at = unread.newest_at.unwrap_or_default().into();
         wire::ShownUnread::Message(wire::UnreadMessage { id: id.to_string(), text, created_at })
     });
     Some(wire::UnreadConversation {
         conversation_id: place.conversation_id?.to_string(),
-        from: place.newest_from.unwrap_or_default(),
-        unread_count: place.unread_count,
+        from: unread.newest_from.unwrap_or_default(),
+        unread_count: unread.count,
         last_message,
     })
 }
