@@ -59,7 +59,9 @@ pub use messages::reactions::{NewReaction, Reaction, ReactionKey, ReactionOutcom
 pub use messages::receipts::ReadReceipt;
 pub use messages::update::MessageChange;
 pub use nodes::enrolment::{DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewDelivery, NodeEnrolment};
-pub use observers::overrides::{OverrideCursor, OverrideRow, OverrideState, RetireOutcome, SigningKeyRow};
+pub use observers::overrides::{
+    ObserverChanges, OverrideCursor, OverrideRow, OverrideState, RetireOutcome, SigningKeyRow,
+};
 pub use observers::tokens::{
     NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits, ObserverTokenUpdate,
 };

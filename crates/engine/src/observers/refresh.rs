@@ -36,11 +36,21 @@ pub(super) struct Refresher {
     read_at: watch::Sender<Option<Instant>>,
     /// Counts changes that may affect an observer's access.
     changes: watch::Sender<u64>,
-    /// Position of the last refresh, and the time when it began at the beginning; the lock serializes refreshes.
-    position: Mutex<Option<(OverrideCursor, Instant)>>,
+    /// Position of the last refresh; the lock serializes refreshes.
+    position: Mutex<Option<RefreshPosition>>,
     wanted: Notify,
     waiting: Semaphore,
     secret: OnceLock<Option<SealingSecret>>,
+}
+
+/// Position of the last refresh that found changes.
+#[derive(Debug)]
+struct RefreshPosition {
+    cursor: OverrideCursor,
+    /// Time when overrides were read from the beginning.
+    began_at: Instant,
+    /// Digest of the signing keys.
+    keys: String,
 }
 
 impl Default for Refresher {
@@ -126,10 +136,16 @@ impl Observers {
         let observers = &self.cache;
         let mut position = observers.refresher.position.lock().await;
         let began = Instant::now();
-        let known = position.filter(|(_, since)| since.elapsed() < REREAD_EVERY);
+        let known = position.as_ref().filter(|known| known.began_at.elapsed() < REREAD_EVERY);
+        let since = known.map(|known| known.cursor).unwrap_or_default();
+        // Read first: what changes meanwhile is found by the next refresh.
+        let changes = self.core.store.observer_changes(since).await?;
+        if known.is_some_and(|known| !changes.has_overrides && known.keys == changes.keys) {
+            observers.refresher.read_at.send_replace(Some(began));
+            return Ok(());
+        }
         let ring = self.read_keys().await?;
-        let (rows, next) =
-            self.core.store.observer_overrides(known.map(|(cursor, _)| cursor).unwrap_or_default()).await?;
+        let (rows, cursor) = self.core.store.observer_overrides(since).await?;
         let mut changed = {
             let mut overrides = observers.overrides.write().unwrap_or_else(PoisonError::into_inner);
             if known.is_none() {
@@ -142,7 +158,8 @@ impl Observers {
             changed |= !ring.has_same_keys(&known);
             *known = Arc::new(ring);
         }
-        *position = Some((next, known.map_or(began, |(_, since)| since)));
+        let began_at = known.map_or(began, |known| known.began_at);
+        *position = Some(RefreshPosition { cursor, began_at, keys: changes.keys });
         observers.refresher.read_at.send_replace(Some(began));
         if changed {
             observers.refresher.notify_access_change();

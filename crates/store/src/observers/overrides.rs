@@ -86,7 +86,29 @@ pub enum RetireOutcome {
     Missing,
 }
 
+/// Signs of changes to what the validity of observer tokens depends on.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct ObserverChanges {
+    /// Overrides were written since the cursor.
+    pub has_overrides: bool,
+    /// Digest of all signing keys.
+    pub keys: String,
+}
+
 impl Store {
+    /// Returns the changes since the cursor. One small read, where most find none.
+    pub async fn observer_changes(&self, since: OverrideCursor) -> StoreResult<ObserverChanges> {
+        sqlx::query_as(
+            "SELECT (SELECT true FROM observer_overrides WHERE changed_in >= $1::text::xid8
+                      ORDER BY changed_in LIMIT 1) IS NOT NULL AS has_overrides,
+                    (SELECT md5(coalesce(string_agg(k::text, ',' ORDER BY kid), '')) FROM signing_keys k) AS keys",
+        )
+        .bind(since.0.to_string())
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("looking for changes of observer tokens"))
+    }
+
     /// Returns the overrides written since the cursor, and the next cursor. Some may be returned again; none is missed,
     /// however long its transaction took.
     pub async fn observer_overrides(&self, since: OverrideCursor) -> StoreResult<(Vec<OverrideRow>, OverrideCursor)> {
