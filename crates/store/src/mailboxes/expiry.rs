@@ -186,6 +186,31 @@ SELECT expires_at FROM deliveries
  WHERE expires_at > $1 AND expires_at <= $2 AND created_on >= $3
  ORDER BY expires_at OFFSET $4 LIMIT 1";
 
+/// Time after which the position of a pass moves on even if nothing has expired: retention waits for it.
+const MOST_UNMOVED: TimeDelta = TimeDelta::minutes(1);
+
+/// Non-empty mailboxes of agents that were deleted within the last hour.
+const OF_DELETED_AGENTS: &str = "
+  FROM agents a
+  JOIN mailbox_heads h USING (workspace_id, agent_id)
+  JOIN mailbox_cursors c USING (workspace_id, agent_id)
+ WHERE a.deleted_at > relay_now() - interval '1 hour' AND c.settled_floor < h.next_seq - 1";
+
+// A step of a pass has rows up to its end, or an old position. In the order of the index, so that no plan reads whole days.
+const HAS_EXPIRED: &str = formatcp!(
+    "
+SELECT count(*) < 2
+    OR bool_or(l.scanned < p.until - $6
+               OR (SELECT true FROM deliveries
+                    WHERE expires_at > l.scanned AND expires_at <= p.until AND created_on >= $5
+                    ORDER BY expires_at LIMIT 1) IS NOT NULL)
+    OR (SELECT true {OF_DELETED_AGENTS} ORDER BY a.deleted_at LIMIT 1) IS NOT NULL
+  FROM (VALUES ($1::text, $2::timestamptz), ($3, $4)) AS p (name, until)
+  JOIN (SELECT loop AS name, (value ->> 'until')::timestamptz AS scanned FROM loop_state
+         WHERE loop IN ($1, $3)) AS l USING (name)
+ WHERE l.scanned IS NOT NULL"
+);
+
 const MAILBOXES_IN_STEP: &str = formatcp!(
     "
 SELECT DISTINCT d.workspace_id, d.agent_id
@@ -258,18 +283,28 @@ impl Store {
     /// Finds non-empty mailboxes of agents that were deleted within the last hour. The process that deleted the agent
     /// stopped before it had dead-lettered them.
     pub async fn mailboxes_of_deleted_agents(&self, limit: i64) -> StoreResult<Vec<(WorkspaceScope, AgentId)>> {
-        sqlx::query_as(
-            "SELECT a.workspace_id, a.agent_id
-               FROM agents a
-               JOIN mailbox_heads h USING (workspace_id, agent_id)
-               JOIN mailbox_cursors c USING (workspace_id, agent_id)
-              WHERE a.deleted_at > relay_now() - interval '1 hour' AND c.settled_floor < h.next_seq - 1
-              ORDER BY a.deleted_at LIMIT $1",
-        )
+        sqlx::query_as(formatcp!(
+            "SELECT a.workspace_id, a.agent_id {OF_DELETED_AGENTS} ORDER BY a.deleted_at LIMIT $1"
+        ))
         .bind(limit)
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("finding the mailboxes of deleted agents"))
+    }
+
+    /// Returns whether the expiry loop has work: one read in place of the transactions of both passes.
+    pub async fn has_expired_deliveries(&self, now: DateTime<Utc>) -> StoreResult<bool> {
+        let end = |pass: ExpiryPass| now - pass.delay();
+        sqlx::query_scalar(HAS_EXPIRED)
+            .bind(ExpiryPass::First.name())
+            .bind(end(ExpiryPass::First))
+            .bind(ExpiryPass::Second.name())
+            .bind(end(ExpiryPass::Second))
+            .bind(oldest_day(end(ExpiryPass::Second) - MOST_UNMOVED))
+            .bind(MOST_UNMOVED)
+            .fetch_one(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("looking for expired deliveries"))
     }
 
     /// Performs one step of the expiry loop: reads the rows that expired since the last step, up to a bound, dead-letters

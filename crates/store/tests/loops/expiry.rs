@@ -189,3 +189,33 @@ async fn days_behind_the_slower_pass_are_not_finished() {
     let stuck = db.store.first_unexpired_day().await.unwrap().unwrap();
     assert_eq!(stuck.to_string(), "2026-01-14", "a delivery of that day may still expire");
 }
+
+#[tokio::test]
+async fn the_expiry_loop_has_work_when_a_delivery_expires_or_its_position_is_old() {
+    let db = Database::fresh().await;
+    db.agent(ADA, "ada").await;
+    db.deliveries(ADA, &[30, 3600]).await;
+    let at = |seconds| db.now + TimeDelta::seconds(seconds);
+    let has_work = async |seconds| db.store.has_expired_deliveries(at(seconds)).await.unwrap();
+    let step = async |seconds| {
+        for pass in [ExpiryPass::First, ExpiryPass::Second] {
+            db.store.expire_step(pass, at(seconds)).await.unwrap();
+        }
+    };
+    assert!(has_work(0).await, "no pass has a position");
+    step(0).await;
+    assert!(!has_work(29).await);
+    assert!(has_work(30).await);
+    step(30).await;
+    assert_eq!(db.exceptions(ADA).await, [(1, 4)]);
+    assert!(!has_work(90).await);
+    assert!(has_work(91).await, "retention waits for the position");
+    step(620).await;
+    assert!(!has_work(629).await);
+    assert!(has_work(630).await, "the second pass reads what expired ten minutes ago");
+    step(630).await;
+    assert!(!has_work(630).await);
+
+    db.run("UPDATE agents SET deleted_at = now() WHERE agent_id = 1").await;
+    assert!(has_work(630).await, "a deleted agent has a delivery");
+}
