@@ -10,6 +10,7 @@ pub mod agents;
 pub mod channels;
 mod core;
 mod debounce;
+pub mod due_work;
 pub mod error;
 pub mod events;
 mod fair_places;
@@ -77,6 +78,12 @@ impl Engine {
     #[must_use]
     pub fn channels(&self) -> &channels::Channels {
         &self.inner.channels
+    }
+
+    /// Work that loops of this process wait for.
+    #[must_use]
+    pub fn due_work(&self) -> &due_work::DueWork {
+        &self.inner.due_work
     }
 
     /// The event log of a workspace and its live streams.

@@ -21,6 +21,7 @@ use crate::{
         CONCURRENT_LARGE_READS, CONCURRENT_SCANS, CONCURRENT_SINGLE_REQUESTS, CONCURRENT_SINGLE_REQUESTS_OF_FAMILY,
         Core,
     },
+    due_work,
     error::Fault,
     events,
     fair_places::FairPlaces,
@@ -123,6 +124,7 @@ impl Engine {
         tasks.spawn("claim-waker", claim_waits::wake_claims(claim_waits, engine.hints().subscribe()));
         tasks.spawn("announcer", events::announce(weak(), announcements));
         engine.spawn_writers(tasks, queues);
+        tasks.spawn("due-work", due_work::run(weak()));
         tasks.spawn("feed-check", events::check_feeds(weak()));
         tasks.spawn("stream-upkeep", maintain_streams(weak(), stream, config.nats_replicas));
         tasks.spawn("recovery", recovery::run(weak()));

@@ -11,6 +11,7 @@ use std::{
 use relay_dispatch::{QueueError, destinations::Destinations, subscriptions::SubscriptionDispatcher};
 use relay_engine::{
     Engine, EngineError, actions, agents,
+    due_work::{WorkKind, WorkWatch},
     mailboxes::{self, expiry::expire_due_deliveries},
     maintenance::{self, AnalyzedTables, Retention},
     messages::{outbox_relay::relay_unpublished_batches, read_models},
@@ -144,6 +145,41 @@ impl Loop {
             Self::Partitions => Duration::from_secs(3600),
         }
     }
+
+    /// Pause after a tick that found nothing, if the loop waits for no work.
+    #[must_use]
+    pub(crate) const fn idle_period(self) -> Duration {
+        // A search reads 5000 texts itself: what 1000 messages a second are until then.
+        if matches!(self, Self::SearchIndex) { Duration::from_secs(5) } else { self.period() }
+    }
+
+    /// Work that the loop waits for after a tick that found nothing.
+    #[must_use]
+    pub(crate) const fn awaited_work(self) -> Option<WorkKind> {
+        match self {
+            Self::OutboxRelay => Some(WorkKind::UnpublishedBatches),
+            Self::Invocations => Some(WorkKind::OpenInvocations),
+            Self::ExpiredGateways => Some(WorkKind::OrphanedProviders),
+            Self::ReadPointers => Some(WorkKind::UnfoldedAcks),
+            Self::Subscriptions => Some(WorkKind::OpenSubscriptions),
+            Self::Redrives => Some(WorkKind::DueRedrives),
+            Self::PushSweep => Some(WorkKind::SweptPushMailboxes),
+            Self::Triggers => Some(WorkKind::UnscannedTriggers),
+            Self::Sessions => Some(WorkKind::EndedSessions),
+            Self::Expiry
+            | Self::Liveness
+            | Self::Presence
+            | Self::Files
+            | Self::Partitions
+            | Self::Compaction
+            | Self::Pruning
+            | Self::SearchIndex
+            | Self::ReadReceipts
+            | Self::Usage
+            | Self::Erasing
+            | Self::Statistics => None,
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -182,6 +218,19 @@ impl Loops {
         let subscriptions = SubscriptionDispatcher::new(queue, destinations);
         let retention = Retention { delivery_days, message_days, ..retention };
         Self { engine, retention, uptime, analyzed: tokio::sync::Mutex::default(), subscriptions }
+    }
+
+    /// Records each answer of storage to a read of due work, since loops that wait for work do not reach it themselves.
+    pub(crate) async fn record_reads(&self) {
+        let mut reads = self.engine.due_work().watch_reads();
+        while reads.changed().await.is_ok() {
+            self.uptime.lock().unwrap_or_else(PoisonError::into_inner).record_up(Instant::now());
+        }
+    }
+
+    /// Returns what wakes a loop that has found nothing.
+    pub(crate) fn watch_work(&self, which: Loop) -> Option<WorkWatch> {
+        which.awaited_work().map(|kind| self.engine.due_work().watch(kind, which.period()))
     }
 
     /// Ends the tasks that ticks have started. Call once, after the last tick.

@@ -10,7 +10,7 @@ use relay_dispatch::{
     push::{PushConfig, PushDispatcher},
 };
 use relay_domain::metric_names as name;
-use relay_engine::Engine;
+use relay_engine::{Engine, tick::TickOutcome};
 use relay_runtime::telemetry;
 use relay_tasks::TaskSet;
 use tokio::time::Instant;
@@ -24,11 +24,17 @@ use crate::{
 /// Maximum delay before a failed loop is retried; shorter periods are kept.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
+/// Time after which a loop that waits for work ticks without any: some do more than they wait for, such as removing rows
+/// that have become old, and a condition that misses work costs no more than this.
+const TICK_AT_LEAST_EVERY: Duration = Duration::from_secs(60);
+
 /// Runs all loops until `stop`, then waits for ticks in progress. A tick does a bounded amount of work and takes
 /// seconds at most.
 pub(crate) async fn run_loops(loops: Arc<Loops>, tasks: &TaskSet, stop: &CancellationToken) {
     let start = |which: Loop| tasks.spawn(which.name(), run_loop(Arc::clone(&loops), which, stop.clone()));
     let running: Vec<_> = Loop::ALL.into_iter().map(start).collect();
+    let (recording, stopped) = (Arc::clone(&loops), stop.clone());
+    tasks.spawn("uptime", async move { drop(stopped.run_until_cancelled(recording.record_reads()).await) });
     for task in running {
         // Its end, if unexpected, has been recorded by the set.
         let _ = task.await;
@@ -78,11 +84,13 @@ pub(crate) async fn run_pusher(
 
 async fn run_loop(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
     let mut failing_since: Option<Instant> = None;
+    let mut work = loops.watch_work(which);
     let mut due = Instant::now();
     while !stop.is_cancelled() {
         let began = Instant::now();
         let outcome = loops.tick(which).await;
         metrics::histogram!(name::LOOP_SECONDS, "loop" => which.name()).record(began.elapsed().as_secs_f64());
+        let mut is_idle = false;
         let pause = match outcome {
             Ok(ticked) => {
                 if let Some(since) = failing_since.take() {
@@ -94,8 +102,14 @@ async fn run_loop(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
                 // Maximum delay before a failed loop is retried; shorter periods are kept.
                 let lag = ticked.lag.unwrap_or_else(|| began.saturating_duration_since(due));
                 metrics::gauge!(name::LOOP_LAG_SECONDS, "loop" => which.name()).set(lag.as_secs_f64());
-                due = Instant::now() + if ticked.more { Duration::ZERO } else { which.period() };
-                if ticked.more { Duration::ZERO } else { which.period() }
+                is_idle = ticked.is_idle();
+                let pause = match ticked {
+                    TickOutcome { more: true, .. } => Duration::ZERO,
+                    _ if is_idle => which.idle_period(),
+                    _ => which.period(),
+                };
+                due = Instant::now() + pause;
+                pause
             }
             Err(error) => {
                 metrics::counter!(name::LOOP_FAILURES, "loop" => which.name()).increment(1);
@@ -108,6 +122,10 @@ async fn run_loop(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
             }
         };
         stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+        if let (true, Some(work)) = (is_idle, &mut work) {
+            stop.run_until_cancelled(tokio::time::timeout(TICK_AT_LEAST_EVERY - pause, work.wait())).await;
+            due = Instant::now();
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The loops reach Postgres at least each second. A longer gap means that this process or Postgres was paused, so the
+/// Loops, and the reads of the work that they wait for, reach Postgres at least each second. A longer gap means that this process or Postgres was paused, so the
 /// state in between is unknown.
 const MAX_GAP: Duration = Duration::from_secs(5);
 

@@ -49,8 +49,8 @@ use crate::{QueueResult, destinations::Destinations};
 /// Lease of a worker. An attempt begins only if the lease outlasts it.
 const LEASE: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// Poll interval for due mailboxes. Notices are faster.
-const POLL_EVERY: Duration = Duration::from_millis(250);
+/// Pause between two claims of due mailboxes. Notices are faster.
+const CLAIM_PAUSE: Duration = Duration::from_millis(250);
 const TAKE_BATCH: i64 = 256;
 /// Bound of the encoded bodies of requests in flight.
 const CALL_BYTES: usize = 32 * 1024 * 1024;
@@ -166,14 +166,14 @@ impl PushDispatcher {
         loop {
             let asked_at = Instant::now();
             match self.storage.renew_lease(LEASE).await {
-                Ok(()) => self.lease.extend(asked_at),
+                Ok(workers) => {
+                    self.lease.extend(asked_at);
+                    self.endpoints.set_worker_count(workers.len());
+                    self.event_poster.set_workers(workers);
+                }
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "failed to renew the push lease")
                 }
-            }
-            if let Ok(workers) = self.storage.live_workers().await {
-                self.endpoints.set_worker_count(workers.len());
-                self.event_poster.set_workers(workers);
             }
             tokio::time::sleep(RENEW_EVERY).await;
         }
@@ -183,15 +183,15 @@ impl PushDispatcher {
     async fn take_mailboxes(self: &Arc<Self>, tasks: &mut JoinSet<()>, mut notices: BoxStream<'static, Notice>) {
         let mut elsewhere: HashMap<MailboxKey, Instant> = HashMap::new();
         let mut named: Vec<MailboxKey> = Vec::new();
+        let mut is_due = true;
         let mut look_at = Instant::now();
         while !self.stop.is_cancelled() {
             while tasks.try_join_next().is_some() {}
             let room = self.max_served.saturating_sub(tasks.len());
-            if look_at <= Instant::now() {
+            if std::mem::take(&mut is_due) {
                 let limit = i64::try_from(room).unwrap_or(0).min(TAKE_BATCH);
                 let more = self.take_due(tasks, limit).await;
-                look_at = if more { Instant::now() } else { Instant::now() + POLL_EVERY };
-                elsewhere.retain(|_, until| *until > Instant::now());
+                look_at = if more { Instant::now() } else { Instant::now() + CLAIM_PAUSE };
             }
             if !named.is_empty() {
                 // Sorted for the removal of duplicates: a burst of notices names a mailbox many times.
@@ -200,10 +200,13 @@ impl PushDispatcher {
                 named.truncate(room);
                 self.take_named(tasks, std::mem::take(&mut named), &mut elsewhere).await;
             }
-            let pause = look_at.saturating_duration_since(Instant::now());
+            let due = async {
+                tokio::time::sleep_until(look_at).await;
+                self.storage.wait_until_due().await;
+            };
             tokio::select! {
                 () = self.stop.cancelled() => {}
-                () = tokio::time::sleep(pause) => {}
+                () = due => is_due = true,
                 notice = notices.next() => {
                     let Some(first) = notice else { return };
                     let mut next = Some(first);
@@ -291,6 +294,7 @@ impl PushDispatcher {
         }
         match self.storage.claim(&named).await {
             Ok(taken) => {
+                elsewhere.retain(|_, until| *until > Instant::now());
                 let until = Instant::now() + ELSEWHERE_TTL;
                 for key in named {
                     if !taken.iter().any(|mailbox| mailbox.key() == key) {

@@ -36,13 +36,13 @@ pub trait PushQueue: Send + Sync + 'static {
     /// Notices from now on. A lost one costs time only.
     fn notices(&self) -> BoxStream<'static, Notice>;
 
-    /// Acquires or renews the worker's lease.
-    async fn renew_lease(&self, ttl: Duration) -> QueueResult<()>;
-    /// Lists the workers whose lease has not expired, in order.
-    async fn live_workers(&self) -> QueueResult<Vec<PushWorkerId>>;
+    /// Acquires or renews the worker's lease. Returns the workers whose lease has not expired, in order.
+    async fn renew_lease(&self, ttl: Duration) -> QueueResult<Vec<PushWorkerId>>;
     /// Releases all mailboxes and ends the lease.
     async fn retire(&self) -> QueueResult<()>;
 
+    /// Waits while no mailbox is due.
+    async fn wait_until_due(&self);
     /// Claims due mailboxes, at most `limit`, fairly between families of workspaces.
     async fn claim_due(&self, limit: i64) -> QueueResult<Vec<LeasedMailbox>>;
     /// Claims those of these mailboxes that no worker has.

@@ -76,10 +76,6 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
     /// When storage is unavailable. Nothing is half done: call again.
     pub async fn serve_due(&self) -> QueueResult<Round> {
         self.watch().await?;
-        // One statement instead of three, four times a second.
-        if !self.queue.has_open().await? {
-            return Ok(Round { claimed: 0, lag: Duration::ZERO });
-        }
         let mut round = Round { claimed: 0, lag: self.queue.lag().await? };
         for (health, slots, all) in
             [(ClaimedHealth::Healthy, &self.slots, SLOTS), (ClaimedHealth::Failing, &self.failing_slots, FAILING_SLOTS)]

@@ -28,8 +28,6 @@ pub trait SubscriptionQueue: Send + Sync + 'static {
     /// Guarded client for the URLs of tenants.
     fn client(&self) -> &relay_egress::Client;
 
-    /// Returns whether an active subscription has unmatched events or pending calls. Otherwise none is due.
-    async fn has_open(&self) -> QueueResult<bool>;
     /// Returns the time for which the oldest pending call has been due.
     async fn lag(&self) -> QueueResult<Duration>;
     /// Marks the workspaces whose subscriptions want events of single deliveries, which are recorded only there.

@@ -14,10 +14,6 @@ const MAX_PER_WORKSPACE: i64 = 50;
 impl Actions {
     /// Processes open invocations once. Returns their number, and true if more are due.
     pub(crate) async fn process_open_invocations(&self) -> EngineResult<(u64, bool)> {
-        // The step has three transactions and six statements, twice a second; most installations have nothing open.
-        if !self.core.store.has_open_invocations().await? {
-            return Ok((0, false));
-        }
         let at = self.core.now();
         let mut up = self.core.store.finish_spawned(INVENTORY_RESULT_GRACE, MAX_PER_STEP, at).await?;
         self.announce_outcomes(&mut up);

@@ -24,7 +24,10 @@ use relay_tasks::spawn_isolated;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::publisher::{CommittedBatch, CommittedSend, stall_timeout};
-use crate::{Engine, EngineError, EngineResult, Inner, events::announcement::Announcement, recovery::Readiness};
+use crate::{
+    Engine, EngineError, EngineResult, Inner, due_work::WorkKind, events::announcement::Announcement,
+    recovery::Readiness,
+};
 
 /// Longest wait of a reply for the last chunk. The message is accepted; its other deliveries follow.
 const REPLY_AFTER: Duration = Duration::from_secs(10);
@@ -205,8 +208,13 @@ pub(crate) async fn wait_for_preceding(
 
 /// Continues fan-outs whose process stopped, until the engine is dropped.
 pub(crate) async fn continue_lapsed(engine: Weak<Inner>) {
+    let lapsed = engine.upgrade().map(|inner| inner.due_work.watch(WorkKind::LapsedFanouts, CONTINUE_EVERY));
+    let Some(mut lapsed) = lapsed else { return };
     loop {
         tokio::time::sleep(CONTINUE_EVERY).await;
+        if !lapsed.wait().await {
+            return;
+        }
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         // The rows of a restored database may be outdated until the repair.

@@ -88,14 +88,9 @@ impl PushWorker {
         AttemptId::new(self.core.next_id())
     }
 
-    /// Acquires or renews the lease.
-    pub async fn renew_lease(&self, ttl: Duration) -> EngineResult<()> {
+    /// Acquires or renews the lease. Returns the workers whose lease has not expired, in order.
+    pub async fn renew_lease(&self, ttl: Duration) -> EngineResult<Vec<PushWorkerId>> {
         Ok(self.core.store.renew_push_worker(self.id, ttl).await?)
-    }
-
-    /// Lists the workers whose lease has not expired, in order.
-    pub async fn live_workers(&self) -> EngineResult<Vec<PushWorkerId>> {
-        Ok(self.core.store.live_push_workers().await?)
     }
 
     /// Releases all mailboxes and ends the lease.

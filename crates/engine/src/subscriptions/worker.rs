@@ -49,11 +49,6 @@ pub enum EventsMatched {
 }
 
 impl Subscriptions {
-    /// Returns whether an active subscription has unmatched events or pending calls.
-    pub async fn has_open(&self) -> EngineResult<bool> {
-        Ok(self.core.store.has_open_subscriptions().await?)
-    }
-
     /// Returns the time for which the oldest pending call has been due.
     pub async fn lag(&self) -> EngineResult<Duration> {
         Ok(Duration::from_secs_f64(self.core.store.subscription_lag().await?))

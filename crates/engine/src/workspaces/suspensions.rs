@@ -9,7 +9,7 @@ use std::{
 use relay_domain::{NodeId, WorkspaceId, WorkspaceScope};
 use tokio::sync::watch;
 
-use crate::{EngineError, EngineResult, Inner};
+use crate::{EngineError, EngineResult, Inner, due_work::WorkKind};
 
 /// Interval of refreshes, which read two indexes that are nearly always empty. Suspensions have no hint, and hold within a
 /// second.
@@ -81,8 +81,15 @@ pub(crate) async fn refresh(inner: &Inner) -> EngineResult<()> {
 
 /// Refreshes the cache until the engine is dropped. While Postgres is unavailable, the last state counts.
 pub(crate) async fn run(engine: Weak<Inner>) {
+    let due = engine.upgrade().map(|inner| inner.due_work.watch(WorkKind::Suspensions, READ_EVERY));
+    let Some(mut due) = due else { return };
     loop {
         tokio::time::sleep(READ_EVERY).await;
+        // An empty list stays empty until there is a row. The last suspension ends without one.
+        let is_empty = engine.upgrade().is_some_and(|inner| *inner.suspensions.known() == SuspendedSet::default());
+        if is_empty && !due.wait().await {
+            return;
+        }
         let Some(inner) = engine.upgrade() else { return };
         if let Err(error) = refresh(&inner).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "failed to refresh suspensions, will retry");

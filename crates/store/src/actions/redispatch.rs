@@ -47,6 +47,10 @@ pub struct RedispatchBatch {
     pub examined: usize,
 }
 
+/// Condition: an invocation is open. In the order of the index, so that no plan reads those of the last days.
+pub(crate) const HAS_OPEN: &str =
+    "(SELECT true FROM invocations WHERE completed_at IS NULL ORDER BY due_at LIMIT 1) IS NOT NULL";
+
 // Starts the grace period in which a lost provider may reconnect before its invocations move elsewhere.
 const MARK_UNREACHABLE: &str = "
 WITH lost AS MATERIALIZED (
@@ -193,14 +197,6 @@ struct DueInvocation {
 }
 
 impl Store {
-    /// Returns whether any invocation is open.
-    pub async fn has_open_invocations(&self) -> StoreResult<bool> {
-        sqlx::query_scalar("SELECT EXISTS (SELECT FROM invocations WHERE completed_at IS NULL)")
-            .fetch_one(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("looking for open invocations"))
-    }
-
     /// Returns invocations to the queue if their provider is lost, or did not answer in time and another provider may
     /// take them; those of a node whose liveness expired are due at once, for any node. Releases their reservations.
     /// Returns the number of reclaimed invocations, at most twice `limit`.

@@ -25,6 +25,11 @@ use crate::{
     nodes::{assignment::is_not_running, fence::Fence},
 };
 
+/// Condition: a mailbox of an ended session is to be emptied, or a release waits for its outcome or its agent.
+pub(crate) const HAS_ENDED: &str = "(
+    (SELECT true FROM agents WHERE mailbox_orphaned ORDER BY workspace_id, agent_id LIMIT 1) IS NOT NULL
+     OR EXISTS (SELECT FROM agent_releases))";
+
 /// Request to a node to end an agent.
 #[derive(Debug, Clone)]
 pub struct AgentRelease {

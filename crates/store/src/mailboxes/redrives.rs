@@ -83,6 +83,9 @@ impl PassCounts {
     }
 }
 
+/// Condition: the next step of a redrive is due.
+pub(crate) const IS_DUE: &str = "EXISTS (SELECT FROM redrives WHERE next_at <= relay_now())";
+
 /// Redrive whose next step is due.
 #[derive(FromRow)]
 struct DueRedrive {
@@ -204,14 +207,6 @@ impl Store {
     /// old. Returns `None` if no redrive is due, or other workers hold those that are (SKIP LOCKED).
     pub async fn redrive_step(&self, step: TimeDelta, at: DateTime<Utc>) -> StoreResult<Option<RedriveStep>> {
         let doing = "stepping a redrive";
-        // Outside of a transaction, which costs three round trips: the loop asks four times a second.
-        let is_due: bool = sqlx::query_scalar("SELECT EXISTS (SELECT FROM redrives WHERE next_at <= relay_now())")
-            .fetch_one(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
-        if !is_due {
-            return Ok(None);
-        }
         let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let due: Option<DueRedrive> = sqlx::query_as(

@@ -4,6 +4,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
+use const_format::formatcp;
 use relay_domain::{
     AgentId, GatewayId, MessageId, WorkspaceId, WorkspaceScope,
     mailboxes::delivery::{Mode, Reason},
@@ -48,17 +49,25 @@ WITH placed AS MATERIALIZED (
 SELECT ord FROM placed WHERE NOT fits ORDER BY ord"
 );
 
-// A claim ends early with the lease of its gateway. SKIP LOCKED: a locked record is being advanced.
-const CLAIM_LAPSED: &str = "
+// A claim ends early with the lease of its gateway.
+const IS_LAPSED: &str = "(claimed_until < relay_now()
+            OR gateway_id <> 0 AND NOT EXISTS (SELECT FROM gateways g
+                                                WHERE g.gateway_id = o.gateway_id AND g.lease_until > relay_now()))";
+
+/// Condition: a fan-out can be claimed.
+pub(crate) const HAS_LAPSED: &str = formatcp!("EXISTS (SELECT FROM fanouts o WHERE {IS_LAPSED})");
+
+// SKIP LOCKED: a locked record is being advanced.
+const CLAIM_LAPSED: &str = formatcp!(
+    "
 UPDATE fanouts f SET gateway_id = $1, claimed_until = relay_now() + make_interval(secs => $2)
   FROM (SELECT workspace_id, message_id FROM fanouts o
-         WHERE claimed_until < relay_now()
-            OR gateway_id <> 0 AND NOT EXISTS (SELECT FROM gateways g
-                                                WHERE g.gateway_id = o.gateway_id AND g.lease_until > relay_now())
+         WHERE {IS_LAPSED}
          ORDER BY claimed_until LIMIT 1
            FOR UPDATE SKIP LOCKED) AS due
  WHERE f.workspace_id = due.workspace_id AND f.message_id = due.message_id
-RETURNING f.workspace_id, f.message_id, f.written, f.expires_at < relay_now() - interval '1 day'";
+RETURNING f.workspace_id, f.message_id, f.written, f.expires_at < relay_now() - interval '1 day'"
+);
 
 /// Fan-out that this process may continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -68,6 +68,10 @@ UPDATE outbox o SET claimed_until = relay_now() + make_interval(secs => $3)
  WHERE o.batch_id = due.batch_id
 RETURNING o.batch_id, o.gateway_id, o.sources, o.first_agent, o.last_agent, o.traceparent";
 
+/// Condition: a batch is not marked published. In the order of the index, so that no plan reads those that are.
+pub(crate) const HAS_UNPUBLISHED: &str =
+    "(SELECT true FROM outbox WHERE published_at IS NULL ORDER BY created_at LIMIT 1) IS NOT NULL";
+
 // Bounded, because the lag is measured often and an outage may leave millions of rows.
 const LAG: &str = "
 SELECT count(*), coalesce(greatest(extract(epoch FROM relay_now() - min(created_at)), 0), 0)::float8

@@ -80,6 +80,19 @@ struct MailboxFloors {
     ack_floor: Seq,
 }
 
+/// Condition: mailboxes were acked since the last step, a walk is under way, there was a recovery, or there was no step yet.
+/// Walks that begin by time are left to the loop.
+pub(crate) const HAS_UNFOLDED: &str = formatcp!(
+    "coalesce((
+    SELECT s.walks OR s.epoch <> (SELECT epoch FROM recovery_state WHERE only_row)
+           OR (SELECT true FROM ack_changes
+                WHERE xid >= pg_snapshot_xmin(s.snapshot) AND NOT pg_visible_in_snapshot(xid, s.snapshot)
+                ORDER BY xid LIMIT 1) IS NOT NULL
+      FROM (SELECT (value -> 'position' ->> 'snapshot')::pg_snapshot AS snapshot,
+                   (value -> 'position' ->> 'epoch')::bigint AS epoch, value ->> 'walk' IS NOT NULL AS walks
+              FROM loop_state WHERE loop = '{POINTERS}') AS s), true)"
+);
+
 // Mailboxes in key order after the position. No lock is needed: the floor only rises, so a stale read folds less, never too
 // much.
 const WALKED: &str = "

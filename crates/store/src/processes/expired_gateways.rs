@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
+use relay_domain::nodes::GATEWAY_GRACE;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -20,6 +22,25 @@ SELECT p.workspace_id, p.node_id, p.provider, p.epoch, p.gateway_id
                       AND g.lease_until >= relay_now() - make_interval(secs => $1))
  ORDER BY p.workspace_id, p.node_id, p.provider LIMIT $2
    FOR UPDATE OF p SKIP LOCKED";
+
+const GRACE_SECONDS: u64 = GATEWAY_GRACE.as_secs();
+
+/// Condition: a provider is connected to a gateway whose lease expired more than the grace ago. One look-up per gateway, not
+/// per provider, of which there are thousands.
+pub(crate) const HAS_ORPHANS: &str = formatcp!(
+    "EXISTS (
+    WITH RECURSIVE holders (gateway_id) AS (
+        (SELECT gateway_id FROM providers WHERE gateway_id IS NOT NULL ORDER BY gateway_id LIMIT 1)
+         UNION ALL
+        SELECT (SELECT p.gateway_id FROM providers p WHERE p.gateway_id > h.gateway_id ORDER BY p.gateway_id LIMIT 1)
+          FROM holders h WHERE h.gateway_id IS NOT NULL
+    )
+    SELECT FROM holders h
+     WHERE h.gateway_id IS NOT NULL
+       AND NOT EXISTS (SELECT FROM gateways g
+                        WHERE g.gateway_id = h.gateway_id
+                          AND g.lease_until >= relay_now() - interval '{GRACE_SECONDS} seconds'))"
+);
 
 impl Store {
     /// Disconnects up to `limit` providers whose gateway's lease expired more than `grace` ago, marks their agents

@@ -100,6 +100,14 @@ const CLAIM_NAMED: &str = claim!(
     )
 );
 
+/// Condition: a mailbox can be claimed.
+pub(crate) const IS_ANY_DUE: &str = concat!(
+    "(SELECT true FROM push_mailboxes m
+       WHERE owner IS NULL AND due_at IS NOT NULL AND disabled_at IS NULL AND due_at <= relay_now() AND NOT ",
+    is_suspended!("m"),
+    " ORDER BY due_at LIMIT 1) IS NOT NULL"
+);
+
 const LAG: &str = concat!(
     "SELECT coalesce((SELECT extract(epoch FROM relay_now() - due_at)::float8 FROM push_mailboxes m
                        WHERE owner IS NULL AND due_at IS NOT NULL AND disabled_at IS NULL AND due_at <= relay_now()
@@ -109,30 +117,24 @@ const LAG: &str = concat!(
 );
 
 impl Store {
-    /// Acquires or renews a worker's lease.
-    pub async fn renew_push_worker(&self, owner: PushWorkerId, ttl: Duration) -> StoreResult<()> {
+    /// Acquires or renews a worker's lease. Returns the workers whose lease has not expired, this one included, in order.
+    pub async fn renew_push_worker(&self, owner: PushWorkerId, ttl: Duration) -> StoreResult<Vec<PushWorkerId>> {
         // The lease ends by the clock of Postgres, which all workers share.
-        sqlx::query(
-            "INSERT INTO push_workers (owner, lease_until, reads_shared_bodies)
-             VALUES ($1, relay_now() + make_interval(secs => $2), true)
-             ON CONFLICT (owner) DO UPDATE SET lease_until = excluded.lease_until",
+        sqlx::query_scalar(
+            "WITH renewed AS (
+                 INSERT INTO push_workers (owner, lease_until, reads_shared_bodies)
+                 VALUES ($1, relay_now() + make_interval(secs => $2), true)
+                 ON CONFLICT (owner) DO UPDATE SET lease_until = excluded.lease_until
+             )
+             SELECT owner FROM push_workers WHERE lease_until > relay_now() AND owner <> $1 UNION ALL SELECT $1
+              ORDER BY owner",
         )
         .bind(owner)
         .bind(ttl.as_secs_f64())
-        .execute(&self.pool)
+        .fetch_all(&self.pool)
         .with_timeout()
         .await
-        .map_err(StoreError::from_sqlx("renewing a push worker's lease"))?;
-        Ok(())
-    }
-
-    /// Lists the workers whose lease has not expired, in order.
-    pub async fn live_push_workers(&self) -> StoreResult<Vec<PushWorkerId>> {
-        sqlx::query_scalar("SELECT owner FROM push_workers WHERE lease_until > relay_now() ORDER BY owner")
-            .fetch_all(&self.pool)
-            .with_timeout()
-            .await
-            .map_err(StoreError::from_sqlx("listing push workers"))
+        .map_err(StoreError::from_sqlx("renewing a push worker's lease"))
     }
 
     /// Lists the agents of a workspace that use http_push, with their nodes, at most 10 000. Empty while the workspace is

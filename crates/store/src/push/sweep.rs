@@ -57,11 +57,10 @@ SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), rela
 /// not lose its row while it renews.
 const WORKER_ROW_RETENTION: &str = "10 minutes";
 
-// Asked before each sweep, since most installations have no nodes of this kind.
-const IS_ANY_SWEPT: &str = formatcp!(
-    "
-SELECT EXISTS (SELECT FROM nodes WHERE kind = '{HTTP_PUSH}') OR EXISTS (SELECT FROM push_mailboxes)
-    OR EXISTS (SELECT FROM push_workers WHERE lease_until < relay_now() - interval '{WORKER_ROW_RETENTION}')"
+/// Condition: there is anything to sweep. Most installations have no nodes of this kind.
+pub(crate) const IS_ANY_SWEPT: &str = formatcp!(
+    "(EXISTS (SELECT FROM nodes WHERE kind = '{HTTP_PUSH}') OR EXISTS (SELECT FROM push_mailboxes)
+      OR EXISTS (SELECT FROM push_workers WHERE lease_until < relay_now() - interval '{WORKER_ROW_RETENTION}'))"
 );
 
 // Releases mailboxes of expired workers. A worker without a row has retired, or was removed long after its lease ended.
@@ -107,11 +106,6 @@ impl Store {
     /// makes mailboxes due whose hint was lost. Does nothing while another worker runs a step.
     pub async fn sweep_push_mailboxes(&self) -> StoreResult<SweepStep> {
         let doing = "sweeping push mailboxes";
-        let is_any_swept: bool =
-            sqlx::query_scalar(IS_ANY_SWEPT).fetch_one(&self.pool).await.map_err(StoreError::from_sqlx(doing))?;
-        if !is_any_swept {
-            return Ok(SweepStep::default());
-        }
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let from = match lock_state::<SweepPosition>(&mut tx, SWEEP_LOOP).await? {
             LoopState::Busy => return Ok(SweepStep::default()),

@@ -119,6 +119,15 @@ impl FromRow<'_, PgRow> for PendingCallRow {
     }
 }
 
+/// Condition: an active subscription has unmatched events or pending deliveries. Otherwise none can be claimed.
+pub(crate) const HAS_OPEN: &str = "EXISTS (
+    SELECT FROM subscriptions s LEFT JOIN event_heads h USING (workspace_id)
+     WHERE s.is_active
+       AND (s.event_cursor IS NULL OR s.event_cursor < coalesce(h.next_seq, 1) - 1
+            OR EXISTS (SELECT FROM subscription_deliveries d
+                        WHERE d.workspace_id = s.workspace_id AND d.subscription_id = s.subscription_id
+                          AND d.status = 'pending')))";
+
 // A subscription is due when it is not blocked and has a pending delivery or an unmatched event. SKIP LOCKED: a row that
 // another worker is claiming is not waited for; the lease is checked again on the locked row, because `due` was read without
 // locks. Places are those of a family: a workspace and those created with its key. The epoch is the time in milliseconds, so
@@ -464,22 +473,6 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx("listing workspaces with delivery subscriptions"))?;
         Ok(ids.into_iter().map(WorkspaceScope::from_engine_row).collect())
-    }
-
-    /// Returns whether an active subscription has unmatched events or pending deliveries. Otherwise none can be claimed.
-    pub async fn has_open_subscriptions(&self) -> StoreResult<bool> {
-        sqlx::query_scalar(
-            "SELECT EXISTS (
-                 SELECT FROM subscriptions s LEFT JOIN event_heads h USING (workspace_id)
-                  WHERE s.is_active
-                    AND (s.event_cursor IS NULL OR s.event_cursor < coalesce(h.next_seq, 1) - 1
-                         OR EXISTS (SELECT FROM subscription_deliveries d
-                                     WHERE d.workspace_id = s.workspace_id AND d.subscription_id = s.subscription_id
-                                       AND d.status = 'pending')))",
-        )
-        .fetch_one(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("looking for open subscriptions"))
     }
 
     /// Returns the time for which the oldest pending delivery has been due, in seconds; 0 when none is due. Deliveries of

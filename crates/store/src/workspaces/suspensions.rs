@@ -19,6 +19,13 @@ macro_rules! is_suspended {
 }
 pub(crate) use is_suspended;
 
+/// Condition: [`Store::suspensions`] returns anything. In the order of the indexes, so that no plan reads the other rows.
+pub(crate) const HAS_SUSPENDED: &str = "(
+    (SELECT true FROM workspaces WHERE suspended_at IS NOT NULL AND deleted_at IS NULL
+      ORDER BY workspace_id LIMIT 1) IS NOT NULL
+     OR (SELECT true FROM nodes WHERE draining_at IS NOT NULL AND drained_at <= relay_now()
+          ORDER BY workspace_id, node_id LIMIT 1) IS NOT NULL)";
+
 /// Workspaces and nodes that gateways refuse.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct SuspensionRows {

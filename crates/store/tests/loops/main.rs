@@ -6,6 +6,7 @@ mod changes;
 mod clock;
 mod connections;
 mod corrupt;
+mod due_work;
 mod erasing;
 mod expiry;
 mod files;

@@ -6,7 +6,10 @@
 use std::{sync::Arc, time::Duration};
 
 use relay_domain::{GatewayId, InvocationId, WorkspaceScope, actions::RESEND_GRACE};
-use relay_engine::{Engine, EngineResult, actions::InvokeFrame, hints::Hint, mailboxes::serving::Fence};
+use relay_engine::{
+    Engine, EngineResult, actions::InvokeFrame, due_work::WorkKind, hints::Hint, mailboxes::serving::Fence,
+};
+use tokio::time::Instant;
 
 use super::registry::{Event, Handle, Peer, Registry};
 
@@ -18,23 +21,43 @@ const HINT_BATCH_WINDOW: Duration = Duration::from_millis(2);
 const CONNECTIONS_PER_QUERY: usize = 500;
 
 impl Registry {
-    /// Scans for unsent invocations, every second and after each hint.
+    /// Scans for unsent invocations after each hint, and every second while there are any.
     pub(super) async fn scan_invocations(&self, engine: &Engine, gateway: GatewayId) {
+        let mut unsent = engine.due_work().watch(WorkKind::UnsentInvocations, SCAN_INTERVAL);
+        let mut scanned_at = Instant::now();
         loop {
-            let asked = tokio::time::timeout(SCAN_INTERVAL, self.invocation_notify.notified()).await;
-            if asked.is_ok() {
-                tokio::time::sleep(HINT_BATCH_WINDOW).await;
+            let due = async {
+                tokio::time::sleep_until(scanned_at + SCAN_INTERVAL).await;
+                unsent.wait().await;
+            };
+            let has_unsent = tokio::select! {
+                () = self.invocation_notify.notified() => {
+                    tokio::time::sleep(HINT_BATCH_WINDOW).await;
+                    true
+                }
+                () = due => true,
+                () = tokio::time::sleep(SCAN_INTERVAL) => false,
+            };
+            if has_unsent {
+                scanned_at = Instant::now();
+                if let Err(error) = self.forward_unsent(engine, gateway).await {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "invocation scan failed, retrying");
+                }
             }
-            if let Err(error) = self.scan_once(engine, gateway).await {
-                tracing::debug!(error = &error as &dyn std::error::Error, "invocation scan failed, retrying");
+            if let Err(error) = self.resend_unanswered(engine).await {
+                tracing::debug!(error = &error as &dyn std::error::Error, "invocations not sent again, retrying");
             }
         }
     }
 
-    async fn scan_once(&self, engine: &Engine, gateway: GatewayId) -> EngineResult<()> {
+    async fn forward_unsent(&self, engine: &Engine, gateway: GatewayId) -> EngineResult<()> {
         for frame in engine.actions().unsent_invocations(gateway).await? {
             self.forward_invocation(Arc::new(frame));
         }
+        Ok(())
+    }
+
+    async fn resend_unanswered(&self, engine: &Engine) -> EngineResult<()> {
         let registered_before = |peer: &Peer| peer.bound_at.elapsed() >= RESEND_GRACE;
         // Invocations written to the previous connection may be lost with it. Their results have had time to arrive.
         let to_look_back = self.registered_peers(|peer| registered_before(peer) && !peer.resent_invocations);

@@ -23,6 +23,7 @@ use relay_domain::{
 };
 use relay_engine::{
     Engine,
+    due_work::{WorkKind, WorkWatch},
     hints::Hint,
     push::{self, PushEndpoint, PushWorker},
 };
@@ -30,15 +31,20 @@ use tokio::sync::broadcast::error::RecvError;
 
 use super::queue_error;
 
+/// Time within which a due mailbox without a notice is claimed.
+const CLAIM_WITHIN: Duration = Duration::from_millis(250);
+
 /// Queue of one dispatcher.
 pub(crate) struct EnginePushQueue {
     engine: Engine,
     worker: PushWorker,
+    due: WorkWatch,
 }
 
 impl EnginePushQueue {
     pub(crate) fn new(engine: Engine) -> Self {
-        Self { worker: engine.push_worker(), engine }
+        let due = engine.due_work().watch(WorkKind::DuePushMailboxes, CLAIM_WITHIN);
+        Self { worker: engine.push_worker(), due, engine }
     }
 }
 
@@ -81,16 +87,16 @@ impl PushQueue for EnginePushQueue {
         stream::select(changes, events).flat_map(stream::iter).boxed()
     }
 
-    async fn renew_lease(&self, ttl: Duration) -> QueueResult<()> {
+    async fn renew_lease(&self, ttl: Duration) -> QueueResult<Vec<PushWorkerId>> {
         self.worker.renew_lease(ttl).await.map_err(queue_error)
-    }
-
-    async fn live_workers(&self) -> QueueResult<Vec<PushWorkerId>> {
-        self.worker.live_workers().await.map_err(queue_error)
     }
 
     async fn retire(&self) -> QueueResult<()> {
         self.worker.retire().await.map_err(queue_error)
+    }
+
+    async fn wait_until_due(&self) {
+        self.due.clone().wait().await;
     }
 
     async fn claim_due(&self, limit: i64) -> QueueResult<Vec<LeasedMailbox>> {

@@ -35,10 +35,6 @@ impl SubscriptionQueue for EngineSubscriptionQueue {
         self.0.egress()
     }
 
-    async fn has_open(&self) -> QueueResult<bool> {
-        self.0.subscriptions().has_open().await.map_err(queue_error)
-    }
-
     async fn lag(&self) -> QueueResult<Duration> {
         self.0.subscriptions().lag().await.map_err(queue_error)
     }
