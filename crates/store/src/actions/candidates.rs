@@ -1,12 +1,12 @@
 //! Providers that can take an invocation, and the choice among them within a transaction.
 //!
-//! Placements in one workspace are serialised by an advisory lock, so each placement sees the reservations of the one
-//! before it and no provider exceeds its limit. Called by [`super::invoke`] and [`super::redispatch`].
+//! Placements in one workspace take turns ([`super::placement_turns`]), so each placement sees the reservations of the
+//! one before it and no provider exceeds its limit. Called by [`super::invoke`] and [`super::redispatch`].
 
 use std::collections::BTreeSet;
 
 use chrono::{DateTime, Utc};
-use const_format::formatcp;
+use const_format::concatcp;
 use relay_domain::{
     GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
     actions::{ChosenProvider, PlacementRecord, RELEASE, SPAWN, SPAWN_PREFIX, SkippedNode},
@@ -15,6 +15,7 @@ use relay_domain::{
         placement::{Candidate, PlacementDecision, PlacementRequest, PlacementTarget, SkipReason, place},
     },
 };
+use sqlx::{Row as _, postgres::PgRow};
 
 use crate::{StoreError, StoreResult, connections::Session, decode::decode_rows};
 
@@ -46,6 +47,10 @@ pub(crate) struct CapableProvider {
 }
 
 impl CapableProvider {
+    fn key(&self) -> (WorkspaceId, &str, &NodeId, &ProviderName) {
+        (self.workspace_id, &self.name, &self.node_id, &self.provider)
+    }
+
     /// Returns whether the kind of the capability satisfies the query. Actions and capacities share one name space.
     fn is_capable(&self, wanted: &PlacementQuery<'_>) -> bool {
         self.name == wanted.capability
@@ -120,25 +125,12 @@ pub(crate) struct Candidates {
     providers: Vec<CapableProvider>,
 }
 
-const CAPABLE_PROVIDERS: &str = formatcp!(
-    "
-WITH wanted AS (
-    SELECT DISTINCT * FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, name)
-     UNION
-    SELECT workspace_id, '{SPAWN}' FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, name)
-     WHERE starts_with(name, '{SPAWN_PREFIX}')
-), c AS (
-    SELECT workspace_id, node_id, provider, name, kind, queue, tells_caller, false AS implied
-      FROM wanted JOIN node_capabilities USING (workspace_id, name)
-     UNION ALL
-    -- The host of an agent can be asked to release it, whatever it advertises.
-    SELECT h.workspace_id, h.node_id, h.provider, '{RELEASE}', 'capacity', false, false, true
-      FROM (SELECT DISTINCT * FROM unnest($4::bigint[], $5::text[]) AS t (workspace_id, node_id)) AS t
-      JOIN providers h USING (workspace_id, node_id)
-     WHERE NOT EXISTS (SELECT FROM node_capabilities own
-                        WHERE own.workspace_id = h.workspace_id AND own.node_id = h.node_id
-                          AND own.provider = h.provider AND own.name = '{RELEASE}')
-)
+// Selects the providers with the capabilities `c`. A node is the first in the order of its key: on a table without
+// statistics a plan would look for it among all nodes of its workspace.
+macro_rules! capable_providers {
+    ($c:literal) => {
+        concat!(
+            "
 SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kind, c.queue, c.tells_caller,
        c.implied, g.gateway_id,
        g.gateway_id IS NOT NULL AND p.last_heartbeat_at > relay_now() - make_interval(secs => $3) AS live,
@@ -150,89 +142,139 @@ SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kin
        (SELECT count(*) FROM invocations i
          WHERE i.workspace_id = c.workspace_id AND i.node_id = c.node_id AND i.provider = c.provider
            AND i.status = 'dispatched' AND i.reserves) AS reserved,
-       p.max_agents, p.load, p.load_measured
-  FROM c
+       p.max_agents, p.load, p.load_measured, NULL::bigint AS open
+  FROM (",
+            $c,
+            ") AS c
   JOIN providers p USING (workspace_id, node_id, provider)
-  JOIN nodes n USING (workspace_id, node_id)
+  CROSS JOIN LATERAL (
+       SELECT m.node_id, m.name, m.draining_at FROM nodes m
+        WHERE m.workspace_id = c.workspace_id AND m.node_id >= c.node_id ORDER BY m.node_id LIMIT 1) AS n
   LEFT JOIN gateways g ON g.gateway_id = p.gateway_id AND g.lease_until > relay_now()
- ORDER BY c.workspace_id, c.name, c.node_id, c.provider"
-);
-
-/// Locks placement in the workspaces where no other placement runs, and returns the workspaces that are locked
-/// elsewhere. Waits for the lock only if there is a single workspace: a batch of several would hold locks while it
-/// waits, and delay the other workspaces.
-pub(crate) async fn try_lock_placement(
-    tx: &mut Session,
-    scopes: impl Iterator<Item = WorkspaceScope>,
-    epoch: Option<i64>,
-) -> StoreResult<BTreeSet<WorkspaceScope>> {
-    let mut scopes: BTreeSet<WorkspaceScope> = scopes.collect();
-    if scopes.len() <= 1 {
-        lock_placement(tx, &scopes.into_iter().collect::<Vec<_>>(), epoch).await?;
-        return Ok(BTreeSet::new());
-    }
-    let workspaces: Vec<WorkspaceId> = scopes.iter().map(|scope| scope.workspace_id()).collect();
-    let free: Vec<WorkspaceId> = sqlx::query_scalar(
-        "SELECT w FROM relay_require_epoch($2), unnest($1::bigint[]) AS w
-          WHERE pg_try_advisory_xact_lock(hashtextextended('placement', w))",
-    )
-    .bind(workspaces)
-    .bind(epoch)
-    .fetch_all(tx)
-    .await
-    .map_err(StoreError::from_sqlx("locking placements without waiting"))?;
-    scopes.retain(|scope| !free.contains(&scope.workspace_id()));
-    Ok(scopes)
+ WHERE n.node_id = c.node_id"
+        )
+    };
 }
 
-/// Serialises placements in these workspaces until the commit. Under READ COMMITTED, the next statement sees the
-/// reservations of the previous holder.
-pub(crate) async fn lock_placement(tx: &mut Session, scopes: &[WorkspaceScope], epoch: Option<i64>) -> StoreResult<()> {
-    let mut workspaces: Vec<WorkspaceId> = scopes.iter().map(|scope| scope.workspace_id()).collect();
-    // Ascending order: two batches with the same workspaces cannot deadlock.
-    workspaces.sort_unstable();
-    workspaces.dedup();
-    for workspace in workspaces {
-        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('placement', $1)) FROM relay_require_epoch($2)")
-            .bind(workspace)
-            .bind(epoch)
-            .execute(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx("locking placements"))?;
+const CAPABLE_PROVIDERS: &str = capable_providers!(
+    "SELECT workspace_id, node_id, provider, name, kind, queue, tells_caller, false AS implied
+       FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, name)
+       JOIN node_capabilities USING (workspace_id, name)"
+);
+
+// The open invocations of each action follow the providers.
+const CAPABLE_PROVIDERS_AND_OPEN_COUNTS: &str = concatcp!(
+    CAPABLE_PROVIDERS,
+    "
+ UNION ALL
+SELECT workspace_id, action_name, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+       NULL, NULL, count(*)
+  FROM invocations
+ WHERE completed_at IS NULL AND workspace_id = ANY ($4) GROUP BY workspace_id, action_name"
+);
+
+// The host of an agent can be asked to release it, whatever it advertises.
+const RELEASING_HOSTS: &str = capable_providers!(
+    "SELECT h.workspace_id, h.node_id, h.provider, r.name, 'capacity' AS kind, false AS queue, false AS tells_caller,
+            true AS implied
+       FROM unnest($1::bigint[], $2::text[]) AS t (workspace_id, node_id)
+      CROSS JOIN (VALUES ($4::text)) AS r (name)
+       JOIN providers h USING (workspace_id, node_id)
+      WHERE NOT EXISTS (SELECT FROM node_capabilities own
+                         WHERE own.workspace_id = h.workspace_id AND own.node_id = h.node_id
+                           AND own.provider = h.provider AND own.name = r.name)"
+);
+
+/// Number of open invocations of an action.
+#[derive(Debug, sqlx::FromRow)]
+pub(crate) struct OpenCount {
+    pub(crate) workspace_id: WorkspaceId,
+    #[sqlx(rename = "name")]
+    pub(crate) action_name: String,
+    pub(crate) open: i64,
+}
+
+/// Capabilities that a transaction places, each once.
+#[derive(Default)]
+struct WantedCapabilities<'a> {
+    names: BTreeSet<(WorkspaceId, &'a str)>,
+    /// Nodes that are to release agents.
+    hosts: BTreeSet<(WorkspaceId, &'a NodeId)>,
+}
+
+impl<'a> WantedCapabilities<'a> {
+    fn collect(wanted: impl Iterator<Item = (WorkspaceScope, &'a str, Option<&'a NodeId>)>) -> Self {
+        let mut all = Self::default();
+        for (scope, capability, target) in wanted {
+            let workspace = scope.workspace_id();
+            all.names.insert((workspace, capability));
+            if capability.starts_with(SPAWN_PREFIX) {
+                all.names.insert((workspace, SPAWN));
+            }
+            if let Some(node) = target.filter(|_| capability == RELEASE) {
+                all.hosts.insert((workspace, node));
+            }
+        }
+        all
     }
-    Ok(())
 }
 
 impl Candidates {
     /// Reads the providers with these capabilities, and for releases those of the target nodes. Requires the lock of
-    /// [`lock_placement`].
+    /// placements in the workspaces.
     pub(crate) async fn read<'a>(
         tx: &mut Session,
         wanted: impl Iterator<Item = (WorkspaceScope, &'a str, Option<&'a NodeId>)>,
     ) -> StoreResult<Self> {
-        let (mut workspaces, mut names) = (Vec::<WorkspaceId>::new(), Vec::<&str>::new());
-        let (mut host_workspaces, mut hosts) = (Vec::<WorkspaceId>::new(), Vec::<&NodeId>::new());
-        for (scope, capability, target) in wanted {
-            workspaces.push(scope.workspace_id());
-            names.push(capability);
-            if let Some(node) = target.filter(|_| capability == RELEASE) {
-                host_workspaces.push(scope.workspace_id());
-                hosts.push(node);
-            }
-        }
-        if workspaces.is_empty() {
-            return Ok(Self { providers: Vec::new() });
-        }
-        let rows = sqlx::query(CAPABLE_PROVIDERS)
-            .bind(workspaces)
+        Ok(Self::read_by(CAPABLE_PROVIDERS, tx, &[], &WantedCapabilities::collect(wanted)).await?.0)
+    }
+
+    /// Reads the providers as [`Candidates::read`] does, and the open invocations of these workspaces.
+    pub(crate) async fn read_with_open_counts<'a>(
+        tx: &mut Session,
+        workspaces: &BTreeSet<WorkspaceId>,
+        wanted: impl Iterator<Item = (WorkspaceScope, &'a str, Option<&'a NodeId>)>,
+    ) -> StoreResult<(Self, Vec<OpenCount>)> {
+        let workspaces: Vec<WorkspaceId> = workspaces.iter().copied().collect();
+        let wanted = WantedCapabilities::collect(wanted);
+        Self::read_by(CAPABLE_PROVIDERS_AND_OPEN_COUNTS, tx, &workspaces, &wanted).await
+    }
+
+    async fn read_by(
+        statement: &'static str,
+        tx: &mut Session,
+        workspaces: &[WorkspaceId],
+        wanted: &WantedCapabilities<'_>,
+    ) -> StoreResult<(Self, Vec<OpenCount>)> {
+        let doing = "reading providers with a capability";
+        let (of, names): (Vec<WorkspaceId>, Vec<&str>) = wanted.names.iter().copied().unzip();
+        let rows = sqlx::query(statement)
+            .bind(of)
             .bind(names)
             .bind(NODE_TTL.as_secs_f64())
-            .bind(host_workspaces)
-            .bind(hosts)
-            .fetch_all(tx)
+            .bind(workspaces)
+            .fetch_all(&mut *tx)
             .await
-            .map_err(StoreError::from_sqlx("reading providers with a capability"))?;
-        Ok(Self { providers: decode_rows("node_capabilities", &rows)? })
+            .map_err(StoreError::from_sqlx(doing))?;
+        let is_provider = |row: &PgRow| matches!(row.try_get::<Option<i64>, _>("open"), Ok(None));
+        let (mut rows, counts): (Vec<PgRow>, Vec<PgRow>) = rows.into_iter().partition(is_provider);
+        let counts = decode_rows("invocations", &counts)?;
+        if !wanted.hosts.is_empty() {
+            let (of, hosts): (Vec<WorkspaceId>, Vec<&NodeId>) = wanted.hosts.iter().copied().unzip();
+            let hosts = sqlx::query(RELEASING_HOSTS)
+                .bind(of)
+                .bind(hosts)
+                .bind(NODE_TTL.as_secs_f64())
+                .bind(RELEASE)
+                .fetch_all(tx)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
+            rows.extend(hosts);
+        }
+        let mut providers: Vec<CapableProvider> = decode_rows("node_capabilities", &rows)?;
+        // One order for equal choices.
+        providers.sort_unstable_by(|a, b| a.key().cmp(&b.key()));
+        Ok((Self { providers }, counts))
     }
 
     /// Chooses a provider for one invocation, and counts the reservation for later choices of the same transaction.

@@ -15,10 +15,11 @@ use crate::{
     Store, StoreError, StoreResult,
     access::idempotency::{IdempotencyKey, InvocationRecord, claim_key},
     actions::{
-        candidates::{Candidates, PlacementQuery, lock_placement, try_lock_placement},
+        candidates::{Candidates, OpenCount, PlacementQuery},
         invocations::{COLUMNS, decode_invocations},
         invoke_rows::{InvocationColumns, InvocationStart},
         new_invocation::{Handler, NewInvocation, WaitPolicy},
+        placement_turns::wait_for_turns,
     },
     codes::WS,
     connections::Session,
@@ -67,10 +68,7 @@ impl Store {
     /// invocations as [`InvokeOutcome::Busy`]; a batch for one workspace waits.
     pub async fn invoke(&self, new: &[NewInvocation]) -> StoreResult<(Vec<InvokeOutcome>, Vec<RecordedEvents>)> {
         let doing = "invoking actions";
-        let epoch = self.epoch(doing)?;
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let busy = try_lock_placement(&mut tx, new.iter().map(|one| one.scope), epoch).await;
-        let busy = self.note_epoch(epoch, busy)?;
+        let (mut tx, busy) = self.begin_placing(new.iter().map(|one| one.scope), doing).await?;
         let free: Vec<&NewInvocation> = new.iter().filter(|one| !busy.contains(&one.scope)).collect();
         let (created, recorded) = create_invocations(&mut tx, &free).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
@@ -84,7 +82,7 @@ impl Store {
     pub async fn find_invocations(&self, new: &[NewInvocation]) -> StoreResult<Vec<Invocation>> {
         let doing = "reading invocations after an unknown commit outcome";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        lock_placement(&mut tx, &new.iter().map(|one| one.scope).collect::<Vec<_>>(), None).await?;
+        wait_for_turns(&mut tx, &new.iter().map(|one| one.scope).collect(), None).await?;
         let query = format!(
             "SELECT {COLUMNS} FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, invocation_id)
                JOIN invocations i USING (workspace_id, invocation_id)"
@@ -105,12 +103,13 @@ async fn create_invocations(
     new: &[&NewInvocation],
 ) -> StoreResult<(Vec<InvokeOutcome>, Vec<RecordedEvents>)> {
     let used = claim_keys(tx, new).await?;
-    let mut open = OpenCounts::read(tx, new).await?;
     let wanted = new.iter().filter_map(|one| match &one.handler {
         Handler::Node { capability, target, .. } => Some((one.scope, capability.as_str(), target.as_ref())),
         Handler::Agent(_) => None,
     });
-    let mut candidates = Candidates::read(tx, wanted).await?;
+    let workspaces = new.iter().map(|one| one.scope.workspace_id()).collect();
+    let (mut candidates, open) = Candidates::read_with_open_counts(tx, &workspaces, wanted).await?;
+    let mut open = OpenCounts::new(open);
     let hosts = read_hosts(tx, new).await?;
     let mut rows = InvocationColumns::default();
     let mut events = Vec::new();
@@ -230,24 +229,13 @@ struct OpenCounts {
 }
 
 impl OpenCounts {
-    async fn read(tx: &mut Session, new: &[&NewInvocation]) -> StoreResult<Self> {
-        let mut workspaces: Vec<WorkspaceId> = new.iter().map(|one| one.scope.workspace_id()).collect();
-        workspaces.sort_unstable();
-        workspaces.dedup();
-        let rows: Vec<(WorkspaceId, String, i64)> = sqlx::query_as(
-            "SELECT workspace_id, action_name, count(*) FROM invocations
-              WHERE completed_at IS NULL AND workspace_id = ANY ($1) GROUP BY workspace_id, action_name",
-        )
-        .bind(workspaces)
-        .fetch_all(tx)
-        .await
-        .map_err(StoreError::from_sqlx("counting open invocations"))?;
+    fn new(open: Vec<OpenCount>) -> Self {
         let mut totals = HashMap::new();
-        for (workspace, _, count) in &rows {
-            *totals.entry(*workspace).or_insert(0) += count;
+        for count in &open {
+            *totals.entry(count.workspace_id).or_insert(0) += count.open;
         }
-        let counts = rows.into_iter().map(|(workspace, name, count)| ((workspace, name), count)).collect();
-        Ok(Self { counts, totals })
+        let counts = open.into_iter().map(|count| ((count.workspace_id, count.action_name), count.open)).collect();
+        Self { counts, totals }
     }
 
     fn refusal(&self, one: &NewInvocation) -> Option<InvokeOutcome> {

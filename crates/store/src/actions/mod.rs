@@ -12,6 +12,7 @@ pub(crate) mod invoke_rows;
 pub mod new_invocation;
 pub(crate) mod outcome_notices;
 pub mod outcomes;
+pub(crate) mod placement_turns;
 pub(crate) mod record_outcomes;
 pub mod redispatch;
 pub(crate) mod result_deliveries;

@@ -16,7 +16,7 @@ use sqlx::types::Json;
 use crate::{
     Store, StoreError, StoreResult,
     actions::{
-        candidates::{Candidates, PlacementQuery, lock_placement},
+        candidates::{Candidates, PlacementQuery},
         invoke::Dispatch,
     },
     codes::WS,
@@ -280,9 +280,7 @@ impl Store {
         at: DateTime<Utc>,
     ) -> StoreResult<RedispatchBatch> {
         let doing = "redispatching invocations";
-        let epoch = self.epoch(doing)?;
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        self.note_epoch(epoch, lock_placement(&mut tx, &[scope], epoch).await)?;
+        let (mut tx, _) = self.begin_placing(std::iter::once(scope), doing).await?;
         let due = sqlx::query(DUE)
             .bind(scope.workspace_id())
             .bind(at)

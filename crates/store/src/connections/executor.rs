@@ -11,10 +11,23 @@ use sqlx::{
     postgres::{PgQueryResult, PgRow, PgStatement, PgTypeInfo},
 };
 
-use super::ConnectionPool;
+use super::{ConnectionPool, Purpose};
 
 /// Rows that are read before the caller takes them.
 const ROWS_AHEAD: usize = 16;
+
+impl ConnectionPool {
+    /// Executes one statement on a connection for this purpose, before its deadline.
+    pub(crate) async fn fetch_all_for<'q, E>(&self, purpose: Purpose, query: E) -> sqlx::Result<Vec<PgRow>>
+    where
+        E: 'q + Execute<'q, Postgres>,
+    {
+        let mut lease = self.for_statement_of(purpose).await?;
+        let rows = self.before_deadline(lease.fetch_all(query)).await?;
+        self.before_deadline(lease.finish()).await?;
+        Ok(rows)
+    }
+}
 
 /// Executes one statement on a connection of the pool, before its deadline.
 impl<'p> Executor<'p> for &'p ConnectionPool {
@@ -63,12 +76,7 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
         'p: 'e,
         E: 'q + Execute<'q, Postgres>,
     {
-        Box::pin(async move {
-            let mut lease = self.for_statement().await?;
-            let rows = self.before_deadline(lease.fetch_all(query)).await?;
-            self.before_deadline(lease.finish()).await?;
-            Ok(rows)
-        })
+        Box::pin(self.fetch_all_for(Purpose::Others, query))
     }
 
     fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, sqlx::Result<Option<PgRow>>>

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Executor as _, PgPool, Postgres, pool::PoolConnection};
+use sqlx::{Executor as _, PgPool, Postgres, pool::PoolConnection, postgres::PgRow};
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
@@ -84,8 +84,8 @@ impl KeptConnections {
         Some(self.connections.remove(index))
     }
 
-    fn count_for_commits(&self) -> usize {
-        self.connections.iter().filter(|kept| kept.purpose == Purpose::Commits).count()
+    fn count_for(&self, purpose: Purpose) -> usize {
+        self.connections.iter().filter(|kept| kept.purpose == purpose).count()
     }
 
     /// Returns a connection to the driver's pool, apart from the caller.
@@ -111,9 +111,24 @@ struct KeptConnection {
 /// as much CPU of Postgres if 20 connections take turns. By the order of their last use they do, because each burst of
 /// other statements shuffles them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+pub(crate) enum Purpose {
     Commits,
+    /// Transactions that place invocations, one at a time.
+    Placements,
+    /// Statements that record outcomes of invocations, one at a time.
+    Outcomes,
     Others,
+}
+
+impl Purpose {
+    /// Connections that are kept for the purpose.
+    const fn connections(self) -> usize {
+        match self {
+            Self::Commits => COMMIT_CONNECTIONS,
+            Self::Placements | Self::Outcomes => 1,
+            Self::Others => usize::MAX,
+        }
+    }
 }
 
 impl ConnectionPool {
@@ -138,7 +153,7 @@ impl ConnectionPool {
     /// statements wait.
     pub(crate) fn idle_count(&self) -> usize {
         let kept = self.lock();
-        let left = if kept.waiting > 0 { kept.count_for_commits() } else { 0 };
+        let left = if kept.waiting > 0 { kept.count_for(Purpose::Commits) } else { 0 };
         self.driver.num_idle() + kept.connections.len() - left
     }
 
@@ -153,20 +168,30 @@ impl ConnectionPool {
     }
 
     async fn for_statement_of(&self, purpose: Purpose) -> sqlx::Result<Lease> {
-        if self.opening.is_pooled() { self.open(purpose).await } else { self.acquire(purpose).await }
+        if self.opening.is_pooled() {
+            Ok(self.open(purpose, self.opening.begin()).await?.0)
+        } else {
+            self.acquire(purpose).await
+        }
     }
 
     /// Begins a transaction. BEGIN tests the connection.
     pub(crate) async fn begin(&self) -> sqlx::Result<Transaction> {
-        Ok(Transaction(self.open(Purpose::Others).await?))
+        Ok(Transaction(self.open(Purpose::Others, self.opening.begin()).await?.0))
     }
 
-    async fn open(&self, purpose: Purpose) -> sqlx::Result<Lease> {
-        let begin = self.opening.begin();
+    /// Begins a transaction with a query in the same message, whose rows are the last that are returned. Postgres may
+    /// need no more time for it than for BEGIN: it waits for no lock.
+    pub(crate) async fn begin_with(&self, purpose: Purpose, query: &str) -> sqlx::Result<(Transaction, Vec<PgRow>)> {
+        let (lease, rows) = self.open(purpose, self.opening.begin().with(query)).await?;
+        Ok((Transaction(lease), rows))
+    }
+
+    async fn open(&self, purpose: Purpose, begin: Begin<'_>) -> sqlx::Result<(Lease, Vec<PgRow>)> {
         let mut lease = self.acquire(purpose).await?;
         lease.opened(&begin);
         match timeout(TEST_TIMEOUT, begin.send(&mut lease)).await {
-            Ok(Ok(())) => return Ok(lease),
+            Ok(Ok(rows)) => return Ok((lease, rows)),
             Ok(Err(error)) if is_other_epoch(&error) => return Err(error),
             Ok(Err(_)) | Err(_) => lease.close(),
         }
@@ -176,8 +201,8 @@ impl ConnectionPool {
         if sent.is_err() {
             lease.close();
         }
-        sent.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
-        Ok(lease)
+        let rows = sent.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        Ok((lease, rows))
     }
 
     /// Takes a connection that was tested, or used within the last second.
@@ -193,10 +218,10 @@ impl ConnectionPool {
             if let Some(lease) = lease.tested(plans_are_due).await {
                 return Ok(lease);
             }
-        } else if purpose == Purpose::Commits || !self.reserves_for_commits() {
-            let last = self.lock().connections.pop();
-            if let Some(last) = last
-                && let Some(lease) = self.checked(last, purpose).await
+        } else {
+            let other = self.take_of_other_purpose(purpose);
+            if let Some(other) = other
+                && let Some(lease) = self.checked(other, purpose).await
             {
                 return Ok(lease);
             }
@@ -210,6 +235,17 @@ impl ConnectionPool {
         let lease = self.lease(session, taken_at, planned_at, purpose);
         let plans_are_due = lease.plans_are_due();
         if used_at.elapsed() < TRUSTED_FOR && !plans_are_due { Some(lease) } else { lease.tested(plans_are_due).await }
+    }
+
+    /// Takes a kept connection for a purpose that has none, unless it has to be left to the others.
+    fn take_of_other_purpose(&self, purpose: Purpose) -> Option<KeptConnection> {
+        match purpose {
+            Purpose::Placements | Purpose::Outcomes if self.reserves_for_commits() => self.lock().take(Purpose::Others),
+            Purpose::Others if self.reserves_for_commits() => None,
+            Purpose::Commits | Purpose::Placements | Purpose::Outcomes | Purpose::Others => {
+                self.lock().connections.pop()
+            }
+        }
     }
 
     /// Returns whether other statements leave the connections of commits alone, even if they have to wait.
@@ -268,13 +304,12 @@ impl ConnectionPool {
     fn keep(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>, purpose: Purpose) {
         let is_due = self.statement_limit.is_none() || taken_at.elapsed() > KEPT_AT_MOST || self.driver.is_closed();
         let mut kept = self.lock();
-        let is_reserved = purpose == Purpose::Commits && kept.count_for_commits() < COMMIT_CONNECTIONS;
-        let is_wanted = kept.waiting > 0 && !(is_reserved && self.reserves_for_commits());
+        let purpose = if kept.count_for(purpose) < purpose.connections() { purpose } else { Purpose::Others };
+        let is_wanted = kept.waiting > 0 && !(purpose == Purpose::Commits && self.reserves_for_commits());
         if is_due || is_wanted {
             // It has just answered: the pool's test will not hang.
             return;
         }
-        let purpose = if is_reserved { Purpose::Commits } else { Purpose::Others };
         kept.connections.push(KeptConnection { session, taken_at, planned_at, used_at: Instant::now(), purpose });
         if kept.connections.first().is_some_and(|first| first.used_at.elapsed() > UNUSED_FOR) {
             let unused = kept.connections.remove(0);

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::{AssertSqlSafe, Executor as _, error::DatabaseError};
+use sqlx::{AssertSqlSafe, Executor as _, error::DatabaseError, postgres::PgRow};
 
 use super::session::{Session, Statements};
 use crate::recovery::epoch::{EpochFence, KnownDatabase, OTHER_EPOCH};
@@ -107,13 +107,20 @@ impl Begin<'_> {
         self.known.as_ref().map(|known| known.epoch)
     }
 
-    /// Sends it, in one message. A refusal closes the fence.
-    pub(super) async fn send(&self, session: &mut Session) -> sqlx::Result<()> {
-        let sent = session.execute(AssertSqlSafe(self.sql.as_str())).await;
+    /// Adds a query to the message.
+    pub(super) fn with(mut self, query: &str) -> Self {
+        self.sql.push_str("; ");
+        self.sql.push_str(query);
+        self
+    }
+
+    /// Sends it, in one message, and returns the rows of its queries. A refusal closes the fence.
+    pub(super) async fn send(&self, session: &mut Session) -> sqlx::Result<Vec<PgRow>> {
+        let sent = session.fetch_all(AssertSqlSafe(self.sql.as_str())).await;
         if sent.as_ref().is_err_and(is_other_epoch) {
             self.fence.close_if(|known| known == self.known.as_ref());
         }
-        sent.map(|_| ())
+        sent
     }
 }
 
