@@ -207,15 +207,19 @@ impl Actions {
             self.core.announce(Announcement::to_observers_only(recorded));
         }
         for notice in done.notices.drain(..) {
-            let (caller, id) = (vec![notice.caller], outcome_event_id(notice.invocation));
             let event = SocketEvent {
-                agents: Some(caller),
+                agents: Some(vec![notice.caller]),
                 topic: "agent",
                 event: notice.kind,
                 data: notice.data,
-                event_id: Some(id),
+                event_id: Some(outcome_event_id(notice.invocation)),
             };
-            self.core.hints.notify_all(notice.scope, event);
+            match notice.gateway_id {
+                Some(gateway) => {
+                    self.core.hints.notify_gateway(gateway, self.core.gateway_id(), notice.scope, event);
+                }
+                None => self.core.hints.notify_all(notice.scope, event),
+            }
         }
         if !done.mailboxes.is_empty() {
             self.node_kinds

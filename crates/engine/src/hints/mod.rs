@@ -41,6 +41,20 @@ pub(crate) struct SocketEvent<'a> {
     pub(crate) event_id: Option<String>,
 }
 
+impl SocketEvent<'_> {
+    fn into_hint(self, scope: WorkspaceScope) -> Hint {
+        let Self { agents, topic, event, data, event_id } = self;
+        Hint::Notify {
+            workspace: scope.workspace_id(),
+            agents,
+            topic: topic.to_owned(),
+            event: event.to_owned(),
+            data,
+            event_id,
+        }
+    }
+}
+
 /// Sender of hints.
 #[derive(Debug)]
 pub struct Hints {
@@ -154,17 +168,20 @@ impl Hints {
         self.notify_all(scope, SocketEvent { agents: Some(agents), topic, event, data, event_id: None });
     }
 
-    /// Sends a best-effort event to sockets.
+    /// Sends a best-effort event to the sockets of all gateways.
     pub(crate) fn notify_all(&self, scope: WorkspaceScope, event: SocketEvent<'_>) {
-        let SocketEvent { agents, topic, event, data, event_id } = event;
-        self.publish(Hint::Notify {
-            workspace: scope.workspace_id(),
-            agents,
-            topic: topic.to_owned(),
-            event: event.to_owned(),
-            data,
-            event_id,
-        });
+        self.publish(event.into_hint(scope));
+    }
+
+    /// Sends a best-effort event to the sockets of one gateway, which may be this process (`own`).
+    pub(crate) fn notify_gateway(
+        &self,
+        gateway: GatewayId,
+        own: Option<GatewayId>,
+        scope: WorkspaceScope,
+        event: SocketEvent<'_>,
+    ) {
+        self.send_to_gateway(gateway, own, event.into_hint(scope));
     }
 
     fn publish(&self, hint: Hint) {

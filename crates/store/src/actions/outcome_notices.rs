@@ -73,6 +73,7 @@ impl FromRow<'_, PgRow> for OutcomeNotice {
             invocation: facts.invocation_id,
             kind: facts.kind(),
             data: facts.data().to_value(),
+            gateway_id: None,
         })
     }
 }

@@ -7,7 +7,7 @@ use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, InvocationId, JsonText, NodeId, WorkspaceScope,
+    AgentId, GatewayId, InvocationId, JsonText, NodeId, WorkspaceScope,
     actions::{self, Invocation, InvocationStatus},
     events::kind,
 };
@@ -86,6 +86,8 @@ pub struct OutcomeNotice {
     pub kind: &'static str,
     /// Payload of the event.
     pub data: Value,
+    /// Gateway that serves the caller. `None`: several do, none does, or it was not looked up.
+    pub gateway_id: Option<GatewayId>,
 }
 
 impl Store {
@@ -193,8 +195,14 @@ pub(crate) fn outcome_events(done: &[Invocation]) -> Vec<(WorkspaceScope, Event)
 
 fn outcome_notice(row: &Invocation) -> Option<OutcomeNotice> {
     let facts = OutcomeFacts::from_row(row);
-    let (kind, data) = (facts.kind(), facts.data().to_value());
-    Some(OutcomeNotice { scope: row.scope, caller: row.caller_id?, invocation: row.invocation_id, kind, data })
+    Some(OutcomeNotice {
+        scope: row.scope,
+        caller: row.caller_id?,
+        invocation: row.invocation_id,
+        kind: facts.kind(),
+        data: facts.data().to_value(),
+        gateway_id: None,
+    })
 }
 
 /// Converts an output as [`relay_wire::actions::output_object`] does, without parsing it.
@@ -240,7 +248,7 @@ impl OutcomeFacts {
     }
 
     /// Creates the event of the outcome.
-    pub(crate) fn event(&self, caller: Option<AgentId>) -> Event {
+    fn event(&self, caller: Option<AgentId>) -> Event {
         let event = Event::new(self.kind(), self.data().to_value());
         match caller {
             Some(caller) => event.by_agent(caller),

@@ -235,12 +235,6 @@ pub(crate) fn number_events(
     recorded
 }
 
-/// Returns the text under which an event is stored, an element of the array of its record.
-pub(crate) fn stored_text(event: &Event) -> String {
-    // Strings, numbers and JSON values always encode.
-    serde_json::to_string(&StoredEvent::from(event)).unwrap_or_default()
-}
-
 /// Appends events of any workspaces in any order. Counters are locked in the order of the workspaces.
 pub(crate) async fn append_mixed(
     tx: &mut Session,

@@ -279,6 +279,15 @@ async fn the_outcome_of_a_release_is_recorded_after_the_end_of_its_agent() {
     assert!(matches!(&done.outcomes[0], OutcomeRecording::OpenRelease(one) if one.invocation == released.invocation));
     assert_eq!(ended(&done), [(102, None)]);
     assert_eq!(db.state(101).await, state("dispatched", None));
+    // Beside a durable one, too.
+    db.spawn(103, "n1").await;
+    db.agent(1, "caller").await;
+    db.run(&format!("INSERT INTO workspaces (workspace_id, name, created_at) VALUES ({WORKSPACE}, 'w', now())")).await;
+    db.run("UPDATE invocations SET caller_id = 1, durable = true WHERE invocation_id = 103").await;
+    let batch = [released.clone(), outcome_of(103, Ok(Value::Null))];
+    let done = db.store.record_outcomes(&batch, db.now).await.unwrap();
+    assert!(matches!(&done.outcomes[0], OutcomeRecording::OpenRelease(_)));
+    assert_eq!((ended(&done), done.mailboxes.len()), (vec![(103, None)], 1));
     let released = InvocationOutcome { is_release_ended: true, ..released };
     let done = db.store.record_outcomes(&[released], db.now).await.unwrap();
     assert_eq!(ended(&done), [(101, None)]);
@@ -321,6 +330,29 @@ async fn each_outcome_has_its_event_and_a_durable_one_its_delivery() {
     let stored = db.store.events_since(scope(), announced.first_seq + 2, 10).await.unwrap();
     assert_eq!((stored[0].first_seq, &stored[0].events), (announced.first_seq + 3, &done.recorded[0].events));
     assert_eq!((done.mailboxes.len(), done.notices.len()), (0, 1));
+}
+
+#[tokio::test]
+async fn a_notice_goes_to_the_only_gateway_of_its_caller() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1"]).await;
+    db.agent(1, "caller").await;
+    db.provider("n2", "a", 6, 0).await;
+    let gateway_of_notice = async |invocation| {
+        db.spawn(invocation, "n1").await;
+        db.run("UPDATE invocations SET caller_id = 1").await;
+        let done = db.store.record_outcomes(&[outcome_of(invocation, Ok(Value::Null))], db.now).await.unwrap();
+        done.notices.into_iter().map(|notice| notice.gateway_id.map(GatewayId::get)).collect::<Vec<_>>()
+    };
+    assert_eq!(gateway_of_notice(101).await, [None], "its node has no connection");
+    db.locate(1, "n2", Some("a")).await;
+    assert_eq!(gateway_of_notice(102).await, [Some(6)]);
+    db.locate(1, "n2", None).await;
+    assert_eq!(gateway_of_notice(103).await, [Some(6)]);
+    db.provider("n2", "b", 5, 0).await;
+    assert_eq!(gateway_of_notice(104).await, [None], "either gateway may serve it");
+    db.locate(1, "n2", Some("b")).await;
+    assert_eq!(gateway_of_notice(105).await, [Some(5)]);
 }
 
 /// Frame of an invocation that the agent handles, written over the provider `a` of the node `n1`.
