@@ -19,7 +19,7 @@ use crate::{
         secrets::Secrets,
         tokens::Tokens,
     },
-    actions::{Actions, CallQueues, DispatchNote, DispatchRecorder, QueuedCall, QueuedOutcome, TriggerPatterns},
+    actions::{Actions, CallQueues, DispatchNotes, DispatchRecorder, QueuedCall, QueuedOutcome, TriggerPatterns},
     agents::{Agents, last_seen::LastSeenRecorder},
     channels::{Channels, audiences::Audiences},
     core::Core,
@@ -95,7 +95,7 @@ pub(crate) struct Queues {
     pub(crate) publishes: mpsc::Receiver<CommittedBatch>,
     pub(crate) calls: Batches<QueuedCall, FamilyId>,
     pub(crate) outcomes: Batches<QueuedOutcome, FamilyId>,
-    pub(crate) dispatch_notes: Batches<DispatchNote>,
+    pub(crate) dispatch_notes: DispatchNotes,
     pub(crate) online: Batches<OnlineRequest, WorkspaceId>,
     pub(crate) token_lookups: TokenLookups,
 }

@@ -1,29 +1,39 @@
 //! Dispatch of invocations to sockets. The row counts; a hint carries the frame to the gateway with the socket, and
 //! every gateway polls each second for invocations without a hint.
 
-use std::{sync::Weak, time::Duration};
+use std::{collections::HashSet, sync::Weak, time::Duration};
 
 use relay_domain::{GatewayId, InvocationId, NodeId, ProviderName, WorkspaceScope};
 pub use relay_store::SentInvocation;
 use relay_store::{
-    StoreError, UnsentInvocation,
+    Store, StoreError, StoreResult, UnsentInvocation,
     actions::{
         invoke::Dispatch,
         new_invocation::{Handler, NewInvocation},
     },
     nodes::fence::Fence,
 };
-use relay_tasks::batches::{BatchSender, Batches, QueueConfig, queue};
+use relay_tasks::batches::{BatchSender, Batches, Linger, QueueConfig, queue};
 use relay_wire::nodes::invoke_frame::invoke_frame;
 
 use super::Actions;
 use crate::{EngineResult, Inner, hints::Hint};
 
 /// A note that finds no room stays unrecorded; its gateway finds it by polling and notes it again.
-const QUEUE: QueueConfig<DispatchNote> = QueueConfig::new("dispatch_notes", 8192, 1000).at_most_every(GATHER_FOR);
-/// Time in which notes gather. Most invocations are answered within it, and their note changes no row. After the end of
-/// the gateway, or with a connection that is replaced in this time, frames of this time are sent again.
-const GATHER_FOR: Duration = Duration::from_millis(20);
+const INVOCATIONS: QueueConfig<InvocationNote> = QueueConfig {
+    linger: Linger { after_items: 0, time: INVOCATIONS_GATHER_FOR },
+    ..QueueConfig::new("dispatch_notes", 8192, 1000)
+};
+/// Time in which notes of invocations gather. Most are answered within it, and need no record. After the end of the
+/// gateway, or with a connection that is replaced in this time, frames of this time are sent again.
+const INVOCATIONS_GATHER_FOR: Duration = Duration::from_millis(20);
+const OUTCOMES: QueueConfig<(WorkspaceScope, InvocationId)> = QueueConfig {
+    linger: Linger { after_items: 0, time: OUTCOMES_GATHER_FOR },
+    ..QueueConfig::new("outcome_notes", 8192, 1000)
+};
+/// Time in which notes of outcomes gather: each batch waits for the disk. After the end of the gateway, outcomes of
+/// this time are sent again, under the same ids.
+const OUTCOMES_GATHER_FOR: Duration = Duration::from_millis(100);
 /// Pause before notes are written again that storage was unavailable for.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// Frames above this size are not part of hints: their gateway reads the row.
@@ -43,74 +53,105 @@ pub struct InvokeFrame {
 /// Sender of dispatch notes.
 #[derive(Debug)]
 pub(crate) struct DispatchRecorder {
-    sender: BatchSender<DispatchNote>,
+    invocations: BatchSender<InvocationNote>,
+    /// Outcomes that were written to their callers.
+    outcomes: BatchSender<(WorkspaceScope, InvocationId)>,
 }
 
-/// Record of a frame that was written to a socket.
+/// Receiving ends of the queues of dispatch notes.
+pub(crate) struct DispatchNotes {
+    invocations: Batches<InvocationNote>,
+    outcomes: Batches<(WorkspaceScope, InvocationId)>,
+}
+
+/// Note about an invocation that was written to its handler's socket.
 #[derive(Debug)]
-pub(crate) enum DispatchNote {
-    /// Invocation, written to its handler.
-    InvocationSent(SentInvocation),
-    /// Outcome, written to its caller.
-    OutcomeSent(WorkspaceScope, InvocationId),
+enum InvocationNote {
+    Sent(SentInvocation),
+    /// It has its outcome, and no record that it was sent is needed.
+    Ended(WorkspaceScope, InvocationId),
 }
 
 impl DispatchRecorder {
-    pub(crate) fn new() -> (Self, Batches<DispatchNote>) {
-        let (sender, notes) = queue(QUEUE);
-        (Self { sender }, notes)
+    pub(crate) fn new() -> (Self, DispatchNotes) {
+        let (invocations, sent) = queue(INVOCATIONS);
+        let (outcomes, announced) = queue(OUTCOMES);
+        (Self { invocations, outcomes }, DispatchNotes { invocations: sent, outcomes: announced })
     }
 
     /// Notes that a caller received an outcome.
     pub(super) fn record_outcome_sent(&self, scope: WorkspaceScope, invocation: InvocationId) {
-        let _ = self.sender.try_send(DispatchNote::OutcomeSent(scope, invocation));
+        let _ = self.outcomes.try_send((scope, invocation));
+    }
+
+    /// Notes that an invocation has its outcome.
+    pub(super) fn record_end(&self, scope: WorkspaceScope, invocation: InvocationId) {
+        let _ = self.invocations.try_send(InvocationNote::Ended(scope, invocation));
     }
 }
 
 /// Writes notes until the engine is dropped.
-pub(crate) async fn write_dispatch_notes(engine: Weak<Inner>, mut notes: Batches<DispatchNote>) {
-    while let Some(batch) = notes.next().await {
-        let (mut sent, mut outcomes) = (Vec::new(), Vec::new());
-        for note in batch {
-            match note {
-                DispatchNote::InvocationSent(delivered) => sent.push(delivered),
-                DispatchNote::OutcomeSent(scope, invocation) => outcomes.push((scope, invocation)),
+pub(crate) async fn write_dispatch_notes(engine: Weak<Inner>, notes: DispatchNotes) {
+    let DispatchNotes { mut invocations, mut outcomes } = notes;
+    let write_invocations = async {
+        while let Some(batch) = invocations.next().await {
+            let sent = &unanswered(batch);
+            if !sent.is_empty() {
+                write(&engine, |store| async move { store.mark_invocations_sent(sent).await }).await;
             }
         }
-        // Retried without limit: an invocation whose note is lost is dispatched again.
-        while let Some(inner) = engine.upgrade() {
-            let noted = async {
-                if !sent.is_empty() {
-                    inner.core.store.mark_invocations_sent(&sent).await?;
-                }
-                if outcomes.is_empty() { Ok(()) } else { inner.core.store.mark_outcomes_announced(&outcomes).await }
-            };
-            match noted.await {
-                Err(error) if !matches!(error, StoreError::Refused { .. }) => {
-                    tracing::debug!(
-                        error = &error as &dyn std::error::Error,
-                        "failed to record dispatched invocations, will retry"
-                    );
-                }
-                Err(error) => {
-                    tracing::error!(
-                        error = &error as &dyn std::error::Error,
-                        "failed to record dispatched invocations: storage refused the statement"
-                    );
-                    break;
-                }
-                Ok(()) => break,
-            }
-            drop(inner);
-            tokio::time::sleep(RETRY_AFTER).await;
+    };
+    let write_outcomes = async {
+        while let Some(batch) = outcomes.next().await {
+            let announced = &batch;
+            write(&engine, |store| async move { store.mark_outcomes_announced(announced).await }).await;
         }
+    };
+    tokio::join!(write_invocations, write_outcomes);
+}
+
+/// Returns the invocations that have no outcome among these notes.
+fn unanswered(notes: Vec<InvocationNote>) -> Vec<SentInvocation> {
+    let (mut sent, mut ended) = (Vec::new(), HashSet::new());
+    for note in notes {
+        match note {
+            InvocationNote::Sent(one) => sent.push(one),
+            InvocationNote::Ended(scope, invocation) => _ = ended.insert((scope, invocation)),
+        }
+    }
+    sent.retain(|one| !ended.contains(&(one.scope, one.invocation_id)));
+    sent
+}
+
+/// Writes notes. Retried without limit: an invocation whose note is lost is dispatched again.
+async fn write<F: Future<Output = StoreResult<()>>>(engine: &Weak<Inner>, notes: impl Fn(Store) -> F) {
+    while let Some(inner) = engine.upgrade() {
+        let written = notes(inner.core.store.clone());
+        drop(inner);
+        match written.await {
+            Err(error) if !matches!(error, StoreError::Refused { .. }) => {
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "failed to record dispatched invocations, will retry"
+                );
+            }
+            Err(error) => {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "failed to record dispatched invocations: storage refused the statement"
+                );
+                return;
+            }
+            Ok(()) => return,
+        }
+        tokio::time::sleep(RETRY_AFTER).await;
     }
 }
 
 impl Actions {
     /// Notes that an invocation was written to a socket.
     pub fn record_invocation_sent(&self, sent: SentInvocation) {
-        let _ = self.dispatch_notes.sender.try_send(DispatchNote::InvocationSent(sent));
+        let _ = self.dispatch_notes.invocations.try_send(InvocationNote::Sent(sent));
     }
 
     /// Returns the invocations that a gateway's sockets have not received yet.
@@ -167,5 +208,33 @@ fn to_invoke_frame(row: UnsentInvocation) -> InvokeFrame {
         node_id: row.node_id,
         provider: row.provider,
         text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::WorkspaceId;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn only_invocations_without_an_outcome_are_recorded_as_sent() {
+        let scope = |workspace| WorkspaceScope::from_engine_row(WorkspaceId::new(workspace));
+        let sent = |workspace, invocation| {
+            InvocationNote::Sent(SentInvocation {
+                scope: scope(workspace),
+                invocation_id: InvocationId::new(invocation),
+                attempt: 1,
+                node_id: NodeId::new("n1"),
+                provider: ProviderName::new("a"),
+                epoch: 1,
+                written_at: Instant::now(),
+            })
+        };
+        let ended = InvocationNote::Ended(scope(1), InvocationId::new(7));
+        let left = unanswered(vec![sent(1, 7), sent(1, 8), ended, sent(2, 7)]);
+        let left: Vec<_> = left.iter().map(|one| (one.scope, one.invocation_id.get())).collect();
+        assert_eq!(left, [(scope(1), 8), (scope(2), 7)]);
     }
 }

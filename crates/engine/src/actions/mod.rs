@@ -19,7 +19,7 @@ mod schemas;
 mod trigger_patterns;
 
 pub use call::{InvocationReceipt, InvocationRequest, InvokeAction, PlacedInvocation};
-pub(crate) use dispatch::{DispatchNote, DispatchRecorder, write_dispatch_notes};
+pub(crate) use dispatch::{DispatchNotes, DispatchRecorder, write_dispatch_notes};
 pub use dispatch::{InvokeFrame, SentInvocation};
 pub use outcome::{CompletionRequest, ProviderResultOutcome, outcome_event_id};
 pub(crate) use queue::{CallQueues, QueuedCall, QueuedOutcome, run_calls, run_outcomes};

@@ -237,6 +237,11 @@ impl Actions {
             Ok(mut done) => {
                 self.announce_outcomes(&mut done);
                 let OutcomeBatch { outcomes, .. } = done;
+                for outcome in &outcomes {
+                    if let OutcomeRecording::Recorded(row) = outcome {
+                        self.dispatch_notes.record_end(row.scope, row.invocation_id);
+                    }
+                }
                 outcomes.into_iter().map(Ok).collect()
             }
             // Storage refuses this outcome: it must not be retried for ever.
