@@ -85,7 +85,7 @@ WITH r AS (
 const RECORDED: &str = concatcp!(
     r#", made AS MATERIALIZED (
     SELECT workspace_id, count(*) AS n, '[' || string_agg(
-               format('{"t":"action.%1$s","a":%2$s,"d":{"invocation_id":"%3$s","action_name":%4$s,'
+               format('{"t":"action.%1$s","a":%2$s,"d":{"invocation_id":"inv_%3$s","action_name":%4$s,'
                       '"status":"%1$s","output":%5$s,"error":%6$s}}',
                       status, coalesce(caller_id::text, 'null'), invocation_id, to_json(action_name),
                       coalesce(CASE WHEN json_typeof(output) = 'object' THEN output::text
