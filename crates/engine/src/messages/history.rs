@@ -58,7 +58,7 @@ impl Core {
         let row_bytes = usize::try_from(page.limit).unwrap_or(0).saturating_mul(ROW_BYTES);
         let mut memory = self.reserve_answer(scope, LARGE_PART_BYTES + row_bytes).await?;
         let query = ChannelPageQuery { channel, page, filters, at: self.now(), max_bytes: LARGE_PART_BYTES };
-        let Some(ChannelPage { channel_id, is_readable, messages: rows, bytes, unread }) =
+        let Some(ChannelPage { channel_id, is_readable, messages: rows, bytes, rest }) =
             self.store.channel_page(scope, &query).await?
         else {
             return Ok(None);
@@ -67,9 +67,9 @@ impl Core {
         let messages = if rows.is_empty() {
             // Memory is reserved for one part at a time.
             drop(memory);
-            self.read_messages(scope, unread).await?
+            self.read_messages(scope, rest).await?
         } else {
-            self.continue_parts(scope, Part { rows, memory }, unread.into(), self.message_reader(scope))
+            self.continue_parts(scope, Part { rows, memory }, rest.into(), self.message_reader(scope))
         };
         Ok(Some(FoundPage { channel_id, is_readable, messages }))
     }

@@ -68,7 +68,7 @@ pub struct ChannelPage {
     /// Upper bound of their contents.
     pub bytes: usize,
     /// Messages after these, with upper bounds of their bytes.
-    pub unread: Vec<(MessageId, usize)>,
+    pub rest: Vec<(MessageId, usize)>,
 }
 
 /// Condition of a page (`$3` to `$7`) on the root messages `m` of a channel.
@@ -226,27 +226,27 @@ impl Store {
         let Some(row) = rows.first() else { return Ok(None) };
         let ChannelRow { channel_id, is_readable, bytes, present } = decode_row("channels", row)?;
         let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
-        let (mut messages, mut unread) = (Vec::new(), Vec::new());
+        let (mut messages, mut rest) = (Vec::new(), Vec::new());
         match bytes {
             None => {}
             Some(bytes) if bytes <= query.max_bytes => {
                 messages = self.with_counts(scope, decode_rows("messages", &rows)?, present).await?;
             }
-            Some(_) => unread = decode_sizes(&rows)?,
+            Some(_) => rest = decode_sizes(&rows)?,
         }
         let first_id =
             MessageId::new(snowflake::first_id_at(first.and_time(NaiveTime::MIN).and_utc().timestamp_millis()));
-        let left = query.page.limit - i64::try_from(messages.len() + unread.len()).unwrap_or(0);
+        let left = query.page.limit - i64::try_from(messages.len() + rest.len()).unwrap_or(0);
         // A channel has no messages of days before its own.
         let has_older =
             is_readable && left > 0 && day_of_id(channel_id.get()) <= first && query.page.after < Some(first_id);
         if has_older {
             let before = query.page.before.map_or(first_id, |before| before.min(first_id));
             let older = MessagePage { before: Some(before), limit: left, ..query.page };
-            unread.append(&mut self.channel_messages(scope, channel_id, older, query.filters).await?);
+            rest.append(&mut self.channel_messages(scope, channel_id, older, query.filters).await?);
         }
         let bytes = bytes.filter(|_| !messages.is_empty()).unwrap_or(0);
-        Ok(Some(ChannelPage { channel_id, is_readable, messages, bytes, unread }))
+        Ok(Some(ChannelPage { channel_id, is_readable, messages, bytes, rest }))
     }
 
     /// Lists the root messages of a channel or conversation whose author and age pass the filters, newest first, with

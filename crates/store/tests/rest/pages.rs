@@ -46,7 +46,7 @@ impl Database {
 /// Returns the ids of the messages with contents, and of the others.
 fn ids(page: &ChannelPage) -> (Vec<MessageId>, Vec<MessageId>) {
     let read = page.messages.iter().map(|listed| listed.message.id).collect();
-    (read, page.unread.iter().map(|(id, _)| *id).collect())
+    (read, page.rest.iter().map(|(id, _)| *id).collect())
 }
 
 #[tokio::test]
@@ -70,8 +70,8 @@ async fn a_page_continues_from_the_last_days_into_older_ones() {
             let expected: Vec<_> = of_all_days.into_iter().map(|(id, _)| id).collect();
             for max_bytes in [0, LARGE] {
                 let found = db.page(ChannelKey::Name("room"), page, max_bytes).await.unwrap();
-                let (read, unread) = ids(&found);
-                assert_eq!([read, unread].concat(), expected, "{page:?} {max_bytes}");
+                let (read, rest) = ids(&found);
+                assert_eq!([read, rest].concat(), expected, "{page:?} {max_bytes}");
             }
         }
     }
@@ -87,12 +87,12 @@ async fn contents_are_read_with_a_page_if_all_of_them_fit() {
         db.post_days_ago(0, number, None).await;
     }
     let small = db.page(ChannelKey::Name("room"), ALL, LARGE).await.unwrap();
-    assert_eq!((small.messages.len(), small.unread.len()), (3, 0));
+    assert_eq!((small.messages.len(), small.rest.len()), (3, 0));
     let fitting = db.page(ChannelKey::Name("room"), ALL, small.bytes).await.unwrap();
-    assert_eq!((fitting.messages.len(), fitting.unread.len()), (3, 0));
+    assert_eq!((fitting.messages.len(), fitting.rest.len()), (3, 0));
     let large = db.page(ChannelKey::Name("room"), ALL, small.bytes - 1).await.unwrap();
-    assert_eq!((large.messages.len(), large.unread.len(), large.bytes), (0, 3, 0));
-    assert_eq!(large.unread.iter().map(|(_, bytes)| bytes).sum::<usize>(), small.bytes);
+    assert_eq!((large.messages.len(), large.rest.len(), large.bytes), (0, 3, 0));
+    assert_eq!(large.rest.iter().map(|(_, bytes)| bytes).sum::<usize>(), small.bytes);
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn a_conversation_is_read_by_its_participants_only() {
     db.post_days_ago(0, 1, None).await;
     let own = db.page(ChannelKey::Conversation("talk", AgentId::new(1)), ALL, LARGE).await.unwrap();
     assert!(own.is_readable);
-    assert_eq!((own.messages.len(), own.unread.len()), (1, 1));
+    assert_eq!((own.messages.len(), own.rest.len()), (1, 1));
     let other = db.page(ChannelKey::Conversation("talk", AgentId::new(SENDER)), ALL, LARGE).await.unwrap();
     assert!(!other.is_readable);
     assert_eq!(ids(&other), (vec![], vec![]));
