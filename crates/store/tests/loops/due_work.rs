@@ -256,10 +256,14 @@ async fn acks_are_due_until_they_are_folded() {
 
     // The record of an open transaction is new once it commits, however many steps there were meanwhile.
     let mut ack = db.pool.begin().await.unwrap();
-    sqlx::query("UPDATE mailbox_cursors SET sent_seq = 1, ack_floor = 1, settled_floor = 1 WHERE agent_id = 1")
-        .execute(&mut *ack)
-        .await
-        .unwrap();
+    sqlx::raw_sql(
+        "UPDATE mailbox_cursors SET sent_seq = 1, ack_floor = 1, settled_floor = 1 WHERE agent_id = 1;
+         INSERT INTO ack_log (workspace_id, agent_id, ack_floor, acked_at, created_on)
+         VALUES (7, 1, 1, now(), (now() AT TIME ZONE 'UTC')::date)",
+    )
+    .execute(&mut *ack)
+    .await
+    .unwrap();
     db.store.fold_read_pointers(2, later).await.unwrap();
     assert_eq!(db.due().await, []);
     ack.commit().await.unwrap();
