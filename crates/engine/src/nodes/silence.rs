@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relay_domain::{agents::LIVENESS_TTL, nodes::GATEWAY_GRACE};
+use relay_domain::agents::LIVENESS_TTL;
 use relay_store::nodes::liveness::DisconnectOutcome;
 
 use super::Nodes;
@@ -47,7 +47,7 @@ pub async fn disconnect_expired_gateways(engine: &Engine, storage_up_for: Durati
         engine.check_storage().await?;
         return Ok(TickOutcome::default());
     }
-    let gone = engine.store().disconnect_orphaned_providers(GATEWAY_GRACE, MAX_PER_TICK, engine.now()).await?;
+    let gone = engine.store().disconnect_orphaned_providers(MAX_PER_TICK, engine.now()).await?;
     engine.store().remove_expired_gateways(GATEWAY_ROW_RETENTION).await?;
     Ok(engine.nodes().announce_disconnected(gone, "disconnected"))
 }

@@ -12,56 +12,46 @@ use crate::{
     nodes::liveness::{DisconnectOutcome, ProvidersToDisconnect, disconnect},
 };
 
-// A missing row counts as expired: the gateway released its lease or never had one.
-const ORPHANS: &str = "
-SELECT p.workspace_id, p.node_id, p.provider, p.epoch, p.gateway_id
-  FROM providers p
- WHERE p.gateway_id IS NOT NULL
-   AND NOT EXISTS (SELECT FROM gateways g
-                    WHERE g.gateway_id = p.gateway_id
-                      AND g.lease_until >= relay_now() - make_interval(secs => $1))
- ORDER BY p.workspace_id, p.node_id, p.provider LIMIT $2
-   FOR UPDATE OF p SKIP LOCKED";
-
 const GRACE_SECONDS: u64 = GATEWAY_GRACE.as_secs();
 
-/// Condition: a provider is connected to a gateway whose lease expired more than the grace ago. One look-up per gateway, not
-/// per provider, of which there are thousands.
-pub(crate) const HAS_ORPHANS: &str = formatcp!(
-    "EXISTS (
-    WITH RECURSIVE holders (gateway_id) AS (
+// Gateways that hold providers, and whose lease expired more than the grace ago. One look-up per gateway, not per
+// provider, of which there are thousands. A missing row counts as expired: the gateway released its lease or never had
+// one.
+const EXPIRED_HOLDERS: &str = formatcp!(
+    "WITH RECURSIVE holders (gateway_id) AS (
         (SELECT gateway_id FROM providers WHERE gateway_id IS NOT NULL ORDER BY gateway_id LIMIT 1)
          UNION ALL
         SELECT (SELECT p.gateway_id FROM providers p WHERE p.gateway_id > h.gateway_id ORDER BY p.gateway_id LIMIT 1)
           FROM holders h WHERE h.gateway_id IS NOT NULL
     )
-    SELECT FROM holders h
+    SELECT h.gateway_id FROM holders h
      WHERE h.gateway_id IS NOT NULL
        AND NOT EXISTS (SELECT FROM gateways g
                         WHERE g.gateway_id = h.gateway_id
-                          AND g.lease_until >= relay_now() - interval '{GRACE_SECONDS} seconds'))"
+                          AND g.lease_until >= relay_now() - interval '{GRACE_SECONDS} seconds')"
 );
 
+const ORPHANS: &str = formatcp!(
+    "SELECT p.workspace_id, p.node_id, p.provider, p.epoch, p.gateway_id
+       FROM providers p
+      WHERE p.gateway_id = ANY (ARRAY({EXPIRED_HOLDERS}))
+      ORDER BY p.workspace_id, p.node_id, p.provider LIMIT $1
+        FOR UPDATE OF p SKIP LOCKED"
+);
+
+/// Condition: a provider is connected to a gateway whose lease expired more than the grace ago.
+pub(crate) const HAS_ORPHANS: &str = formatcp!("EXISTS ({EXPIRED_HOLDERS})");
+
 impl Store {
-    /// Disconnects up to `limit` providers whose gateway's lease expired more than `grace` ago, marks their agents
-    /// offline, and records both.
+    /// Disconnects up to `limit` providers whose gateway's lease expired more than [`GATEWAY_GRACE`] ago, marks their
+    /// agents offline, and records both.
     ///
     /// Call only if this process has seen Postgres available for longer than a lease and the grace: during an outage no
     /// gateway can renew.
-    pub async fn disconnect_orphaned_providers(
-        &self,
-        grace: Duration,
-        limit: i64,
-        at: DateTime<Utc>,
-    ) -> StoreResult<DisconnectOutcome> {
+    pub async fn disconnect_orphaned_providers(&self, limit: i64, at: DateTime<Utc>) -> StoreResult<DisconnectOutcome> {
         let doing = "disconnecting the providers of expired gateways";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let rows = sqlx::query(ORPHANS)
-            .bind(grace.as_secs_f64())
-            .bind(limit)
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let rows = sqlx::query(ORPHANS).bind(limit).fetch_all(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
         let changed = disconnect(&mut tx, &ProvidersToDisconnect::from_rows(&rows)?, "disconnected", at).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(changed)

@@ -3,7 +3,6 @@ use std::time::Duration;
 use crate::fixture::{Database, WORKSPACE};
 
 const TTL: Duration = Duration::from_secs(45);
-const GRACE: Duration = Duration::from_secs(5);
 
 impl Database {
     pub(crate) async fn provider(&self, node: &str, provider: &str, gateway: i64, silent_seconds: i64) {
@@ -87,7 +86,7 @@ async fn a_dead_gateways_providers_are_disconnected_after_the_grace() {
     for gateway in 1..=4 {
         db.provider(&format!("n{gateway}"), "default", gateway, 0).await;
     }
-    let gone = db.store.disconnect_orphaned_providers(GRACE, 100, db.now).await.unwrap();
+    let gone = db.store.disconnect_orphaned_providers(100, db.now).await.unwrap();
     let gateways: Vec<_> = gone.providers.iter().map(|provider| provider.gateway_id.get()).collect();
     assert_eq!(gateways, [3, 4], "1 lives, 2 is within the grace, 4 gave its lease back");
 
@@ -104,6 +103,6 @@ async fn disconnecting_is_bounded_and_goes_on() {
         db.provider(&format!("n{node}"), "default", 8, 0).await;
     }
     for expected in [2, 2, 1, 0] {
-        assert_eq!(db.store.disconnect_orphaned_providers(GRACE, 2, db.now).await.unwrap().providers.len(), expected);
+        assert_eq!(db.store.disconnect_orphaned_providers(2, db.now).await.unwrap().providers.len(), expected);
     }
 }
