@@ -250,11 +250,20 @@ text_id!(
     ConversationId
 );
 
+/// Start of the ids of implicit nodes, before the agent's id.
+const DIRECT_PREFIX: &str = "node_direct_";
+
 impl NodeId {
     /// Returns the id of the implicit node of an agent that connects directly.
     #[must_use]
     pub fn direct(agent: AgentId) -> Self {
-        Self(format!("node_direct_{agent}").into())
+        Self(format!("{DIRECT_PREFIX}{agent}").into())
+    }
+
+    /// Returns the agent whose implicit node this is.
+    #[must_use]
+    pub fn direct_agent(&self) -> Option<AgentId> {
+        self.0.strip_prefix(DIRECT_PREFIX)?.parse().ok()
     }
 }
 
@@ -317,6 +326,15 @@ impl FromStr for DeliveryId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_implicit_node_is_that_of_one_agent() {
+        let agent = AgentId::new(42);
+        assert_eq!(NodeId::direct(agent).direct_agent(), Some(agent));
+        for other in ["node_42", "node_direct_", "node_direct_x", "42"] {
+            assert_eq!(NodeId::new(other).direct_agent(), None, "{other}");
+        }
+    }
 
     #[test]
     fn a_delivery_id_reads_back_what_it_prints() {
