@@ -34,7 +34,7 @@ pub(crate) async fn run_loops(loops: Arc<Loops>, tasks: &TaskSet, stop: &Cancell
     let start = |which: Loop| tasks.spawn(which.name(), run_loop(Arc::clone(&loops), which, stop.clone()));
     let running: Vec<_> = Loop::ALL.into_iter().map(start).collect();
     let (recording, stopped) = (Arc::clone(&loops), stop.clone());
-    tasks.spawn("uptime", async move { drop(stopped.run_until_cancelled(recording.record_reads()).await) });
+    tasks.spawn("uptime", async move { _ = stopped.run_until_cancelled(recording.record_reads()).await });
     for task in running {
         // Its end, if unexpected, has been recorded by the set.
         let _ = task.await;
