@@ -43,7 +43,7 @@ impl Clustered {
     /// Lets posts go on for a while with a fault, until both agents have everything that was posted in it.
     async fn observe(&self, fault: &str, first: usize) -> Result<()> {
         let began = Instant::now();
-        wait::until("the fault to last", SOON, || async { began.elapsed() > Duration::from_secs(by_run_size(2, 30)) })
+        wait::until("the fault to last", SOON, || async { began.elapsed() > Duration::from_secs(by_run_size(5, 30)) })
             .await;
         let posted = self.posts.count();
         let caught_up = Instant::now();
