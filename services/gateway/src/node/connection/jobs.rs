@@ -162,7 +162,7 @@ async fn open_target(
             // The agent of a direct node is known. Its tail is open before the list is read, so that the list tells its
             // position: thousands of such nodes return at once, and are spared a read each.
             let own: Vec<_> = fence.node_id.direct_agent().into_iter().collect();
-            let tails = tails_of(engine, scope, &own).await?;
+            let tails = subscribe_tails(engine, scope, &own).await?;
             let located =
                 engine.mailboxes().positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
             let agents: Vec<_> = located.iter().map(|position| position.agent_id).collect();
@@ -170,7 +170,7 @@ async fn open_target(
                 engine.nodes().mark_agents_online(fence.scope, &agents).await?;
             }
             let others: Vec<_> = agents.into_iter().filter(|agent| !own.contains(agent)).collect();
-            let mut served = with_tails(located, tails);
+            let mut served = join_tails(located, tails);
             served.extend(open_tails(engine, fence.scope, &others).await?);
             Ok(served)
         }
@@ -186,12 +186,12 @@ async fn open_tails(
     if agents.is_empty() {
         return Ok(Vec::new());
     }
-    let tails = tails_of(engine, scope, agents).await?;
+    let tails = subscribe_tails(engine, scope, agents).await?;
     let keys: Vec<_> = agents.iter().map(|agent| (scope, *agent)).collect();
-    Ok(with_tails(engine.mailboxes().positions(&keys).await?, tails))
+    Ok(join_tails(engine.mailboxes().positions(&keys).await?, tails))
 }
 
-async fn tails_of(
+async fn subscribe_tails(
     engine: &Engine,
     scope: WorkspaceScope,
     agents: &[AgentId],
@@ -204,7 +204,7 @@ async fn tails_of(
 }
 
 /// Returns the positions of the agents that have a tail, with it.
-fn with_tails(
+fn join_tails(
     positions: Vec<MailboxPosition>,
     mut tails: HashMap<AgentId, TailStream>,
 ) -> Vec<(MailboxPosition, TailStream)> {
