@@ -47,7 +47,8 @@ impl Core {
         }
     }
 
-    /// Reads a page of the root messages of a channel that pass the filters, newest first. `None` without such a channel.
+    /// Reads a page of the root messages of a channel that pass the filters, newest first. `None` without such a
+    /// channel.
     pub(crate) async fn read_channel_page(
         &self,
         scope: WorkspaceScope,
@@ -56,20 +57,22 @@ impl Core {
         filters: &ObserverFilters,
     ) -> EngineResult<Option<FoundPage>> {
         let row_bytes = usize::try_from(page.limit).unwrap_or(0).saturating_mul(ROW_BYTES);
-        let mut memory = self.reserve_answer(scope, LARGE_PART_BYTES + row_bytes).await?;
-        let query = ChannelPageQuery { channel, page, filters, at: self.now(), max_bytes: LARGE_PART_BYTES };
+        // The memory is not waited for: there may be no message. Without it the contents are read afterwards.
+        let memory = self.answers.try_reserve(self.family(scope).await, LARGE_PART_BYTES + row_bytes);
+        let max_bytes = memory.is_some().then_some(LARGE_PART_BYTES);
+        let query = ChannelPageQuery { channel, page, filters, at: self.now(), max_bytes };
         let Some(ChannelPage { channel_id, is_readable, messages: rows, bytes, rest }) =
             self.store.channel_page(scope, &query).await?
         else {
             return Ok(None);
         };
-        memory.shrink_to(bytes + rows.len() * ROW_BYTES);
-        let messages = if rows.is_empty() {
-            // Memory is reserved for one part at a time.
-            drop(memory);
-            self.read_messages(scope, rest).await?
-        } else {
-            self.continue_parts(scope, Part { rows, memory }, rest.into(), self.message_reader(scope))
+        // Memory is reserved for one part at a time: without rows it is free again here.
+        let messages = match memory.filter(|_| !rows.is_empty()) {
+            Some(mut memory) => {
+                memory.shrink_to(bytes + rows.len() * ROW_BYTES);
+                self.continue_parts(scope, Part { rows, memory }, rest.into(), self.message_reader(scope))
+            }
+            None => self.read_messages(scope, rest).await?,
         };
         Ok(Some(FoundPage { channel_id, is_readable, messages }))
     }

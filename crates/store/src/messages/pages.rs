@@ -54,8 +54,8 @@ pub struct ChannelPageQuery<'a> {
     /// Authors and ages that the reader sees.
     pub filters: &'a ObserverFilters,
     pub at: DateTime<Utc>,
-    /// Bound of the contents that are read with the page. Those of a larger page are left to the caller.
-    pub max_bytes: usize,
+    /// Bound of the contents that are read with the page; `None` reads none. What is not read is left to the caller.
+    pub max_bytes: Option<usize>,
 }
 
 /// First messages of a page with their contents, and the others.
@@ -110,7 +110,8 @@ const BY_CONVERSATION: &str = "
       FROM channels c WHERE c.workspace_id = $1 AND c.conversation_id = $2";
 
 /// Returns the statement that reads a page of the channel that `channel` selects, from the partitions of these days. It
-/// has a row without a message if there is none, and contents if those of all messages take at most `$8` bytes.
+/// has a row without a message if there is none, and contents if those of all messages take at most `$8` bytes; with
+/// NULL none.
 fn recent_page(channel: &str, (first, last): (NaiveDate, NaiveDate)) -> String {
     const IN_PAGE: &str = in_page!("c.channel_id");
     const IN_SPAN: &str = "BETWEEN (SELECT oldest FROM span) AND (SELECT newest FROM span)";
@@ -124,10 +125,12 @@ fn recent_page(channel: &str, (first, last): (NaiveDate, NaiveDate)) -> String {
                           WHERE {IN_PAGE} AND m.{days} ORDER BY m.message_id DESC LIMIT $5) AS m
                    WHERE c.is_readable),
               span AS MATERIALIZED (
-                  SELECT min(message_id) AS oldest, max(message_id) AS newest, sum(content_bytes)::bigint AS bytes FROM page)
+                  SELECT min(message_id) AS oldest, max(message_id) AS newest, sum(content_bytes)::bigint AS bytes
+                    FROM page)
          SELECT c.channel_id, c.is_readable, c.name AS channel_name, c.type AS channel_type, c.conversation_id,
-                m.message_id, m.content_bytes, bytes, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type,
-                m.thread_id, CASE WHEN bytes <= $8 THEN m.text END AS text, CASE WHEN bytes <= $8 THEN m.blocks END AS blocks,
+                m.message_id, m.content_bytes, bytes, m.agent_id AS author_id, m.agent_name AS author_name,
+                m.agent_type, m.thread_id,
+                CASE WHEN bytes <= $8 THEN m.text END AS text, CASE WHEN bytes <= $8 THEN m.blocks END AS blocks,
                 CASE WHEN bytes <= $8 THEN m.metadata END AS metadata,
                 CASE WHEN bytes <= $8 THEN m.attachments END AS attachments,
                 m.mentions, m.mode, m.content_type, m.created_at,
@@ -151,7 +154,7 @@ struct PresentCounts {
 }
 
 impl PresentCounts {
-    fn any(self) -> bool {
+    fn has_any(self) -> bool {
         self.has_replies || self.has_readers || self.has_reactions
     }
 }
@@ -217,7 +220,7 @@ impl Store {
         };
         let statement = sqlx::query(AssertSqlSafe(text)).bind(scope.workspace_id()).bind(key);
         let statement = bind_page(statement, query.page, query.filters);
-        let statement = statement.bind(i64::try_from(query.max_bytes).unwrap_or(i64::MAX));
+        let statement = statement.bind(query.max_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)));
         let statement = if let Some(reader) = reader { statement.bind(reader) } else { statement };
         let rows = statement
             .fetch_all(&self.pool)
@@ -229,7 +232,7 @@ impl Store {
         let (mut messages, mut rest) = (Vec::new(), Vec::new());
         match bytes {
             None => {}
-            Some(bytes) if bytes <= query.max_bytes => {
+            Some(bytes) if query.max_bytes.is_some_and(|most| bytes <= most) => {
                 messages = self.with_counts(scope, decode_rows("messages", &rows)?, present).await?;
             }
             Some(_) => rest = decode_sizes(&rows)?,
@@ -284,7 +287,7 @@ impl Store {
         let mut messages: Vec<ListedMessage> = rows.into_iter().map(|row| row.0.into()).collect();
         // Postgres returns them in this order, but does not promise it.
         messages.sort_unstable_by_key(|listed| Reverse(listed.message.id));
-        if !present.any() {
+        if !present.has_any() {
             return Ok(messages);
         }
         let ids: Vec<MessageId> = messages.iter().map(|listed| listed.message.id).collect();

@@ -36,9 +36,15 @@ impl Database {
         id
     }
 
-    async fn page(&self, channel: ChannelKey<'_>, page: MessagePage, max_bytes: usize) -> Option<ChannelPage> {
+    async fn page(
+        &self,
+        channel: ChannelKey<'_>,
+        page: MessagePage,
+        max_bytes: impl Into<Option<usize>>,
+    ) -> Option<ChannelPage> {
         let (scope, _) = Self::mailbox(1);
-        let query = ChannelPageQuery { channel, page, filters: &ObserverFilters::default(), at: self.now, max_bytes };
+        let (filters, max_bytes) = (&ObserverFilters::default(), max_bytes.into());
+        let query = ChannelPageQuery { channel, page, filters, at: self.now, max_bytes };
         self.store.channel_page(scope, &query).await.unwrap()
     }
 }
@@ -68,10 +74,10 @@ async fn a_page_continues_from_the_last_days_into_older_ones() {
             let of_all_days =
                 db.store.channel_messages(scope, ChannelId::new(1), page, &ObserverFilters::default()).await.unwrap();
             let expected: Vec<_> = of_all_days.into_iter().map(|(id, _)| id).collect();
-            for max_bytes in [0, LARGE] {
+            for max_bytes in [None, Some(LARGE)] {
                 let found = db.page(ChannelKey::Name("room"), page, max_bytes).await.unwrap();
                 let (read, rest) = ids(&found);
-                assert_eq!([read, rest].concat(), expected, "{page:?} {max_bytes}");
+                assert_eq!([read, rest].concat(), expected, "{page:?} {max_bytes:?}");
             }
         }
     }
@@ -93,6 +99,8 @@ async fn contents_are_read_with_a_page_if_all_of_them_fit() {
     let large = db.page(ChannelKey::Name("room"), ALL, small.bytes - 1).await.unwrap();
     assert_eq!((large.messages.len(), large.rest.len(), large.bytes), (0, 3, 0));
     assert_eq!(large.rest.iter().map(|(_, bytes)| bytes).sum::<usize>(), small.bytes);
+    let without = db.page(ChannelKey::Name("room"), ALL, None).await.unwrap();
+    assert_eq!((ids(&without), without.bytes, without.rest), (ids(&large), 0, large.rest));
 }
 
 #[tokio::test]
