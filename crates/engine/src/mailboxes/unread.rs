@@ -1,12 +1,13 @@
 //! Unread messages of agents as they were last read ([`UnreadState`]), so that an inbox reads again only what may have
 //! changed since. Used by `inbox.rs`.
 //!
-//! A state is never served without a comparison with storage. One statement reads the marks of an agent: the head of the
-//! workspace's event log, the ack floor and the last-read pointers. Every message, edit, reaction and archiving takes its
-//! event in its own transaction, under the lock of the head. While the marks are the same, nothing has changed. If the
-//! head has moved, the events since name the channels to be counted again. What changes without an event is handled
-//! apart: retention removes old messages, so channels with old unread messages are counted each time, and a recovery
-//! reinserts messages, so a state belongs to one recovery epoch.
+//! A state is never served without a comparison with storage. One statement reads the marks of an agent: the head of
+//! the workspace's event log, the ack floor and the last-read pointers. Every message, edit, reaction and archiving
+//! takes its event in its own transaction, under the lock of the head. While the marks are the same, nothing has
+//! changed. If the head has moved, the events since name the channels to be counted again. What changes without an
+//! event is handled apart: retention removes old messages, so channels with old unread messages are counted each time,
+//! and a recovery reinserts messages, so a state belongs to one recovery epoch. A server that took over may assign the
+//! same event seqs again, so a state belongs to one start of a Postgres server, too.
 
 use std::{
     cmp::Reverse,
@@ -59,13 +60,19 @@ pub(super) struct UnreadState {
 }
 
 impl UnreadState {
+    /// Returns whether the events since lead from this state to the one of these marks.
+    fn precedes(&self, epoch: Option<i64>, now: &ReadMarks, name: &str) -> bool {
+        self.epoch == epoch && self.marks.server_started_at == now.server_started_at && &*self.name == name
+    }
+
     /// Returns whether nothing has changed since. Messages from `kept_from` on are not removed.
     fn is_current(&self, now: &ReadMarks, kept_from: MessageId) -> bool {
         self.marks == *now && now.are_complete() && self.oldest_id.is_none_or(|oldest| oldest >= kept_from)
     }
 
     fn bytes(&self) -> usize {
-        (1 + self.counted.len() + self.unread.len() + self.mentions.len() + self.reactions.len()) * ENTRY_BYTES
+        let entries = self.counted.len() + self.unread.len() + self.mentions.len() + self.reactions.len();
+        (1 + entries) * ENTRY_BYTES + self.marks.bytes()
     }
 }
 
@@ -153,8 +160,8 @@ impl Mailboxes {
         // Before anything is read: a state from during a recovery does not count after it.
         let epoch = self.core.store.known_epoch();
         let marks = self.core.store.read_marks(scope, agent).await?;
-        let kept_from = first_kept(self.core.now());
-        let before = self.unread.0.get(&key).filter(|state| state.epoch == epoch && state.name == caller.name);
+        let kept_from = find_first_kept(self.core.now());
+        let before = self.unread.0.get(&key).filter(|state| state.precedes(epoch, &marks, &caller.name));
         if let Some(state) = before.as_ref().filter(|state| state.is_current(&marks, kept_from)) {
             return Ok(Arc::clone(state));
         }
@@ -226,7 +233,7 @@ impl Mailboxes {
 }
 
 /// Returns the id from which on retention removes no message, not even within the next day.
-fn first_kept(now: DateTime<Utc>) -> MessageId {
+fn find_first_kept(now: DateTime<Utc>) -> MessageId {
     let since = now - Days::new(u64::from(Retention::LEAST_DAYS) - 1);
     MessageId::new(snowflake::first_id_at(since.timestamp_millis()))
 }
@@ -246,7 +253,7 @@ fn find_unread(pointers: Vec<ReadPointer>, counted: &HashMap<ChannelId, CountedC
 
 #[cfg(test)]
 mod tests {
-    use relay_domain::{ConversationId, events::Event};
+    use relay_domain::{ConversationId, events::Event, mailboxes::inbox::Unread};
     use serde_json::json;
 
     use super::*;
@@ -281,5 +288,96 @@ mod tests {
         assert!(!changes.contains(&pointer(2)) && !changes.contains(&conversation("8")) && !changes.has_others);
         let reacted = Changes::collect(records(Event::new("message.reacted", json!({}))), 4, 8).expect("complete");
         assert!(reacted.has_others);
+    }
+
+    fn marks(event_head: EventSeq) -> ReadMarks {
+        let (channels, read_ids) = (vec![ChannelId::new(1)], vec![MessageId::new(0)]);
+        ReadMarks { server_started_at: DateTime::UNIX_EPOCH, event_head, ack_floor: 3, channels, read_ids }
+    }
+
+    /// State of epoch 5 and agent `ada` whose channel 1 has this unread message, which mentions the agent.
+    fn state(message: i64) -> UnreadState {
+        let (channel_id, message_id) = (ChannelId::new(1), MessageId::new(message));
+        let unread = Unread {
+            count: 1,
+            oldest_id: Some(message_id),
+            newest_id: Some(message_id),
+            newest_from: None,
+            newest_bytes: None,
+            newest_at: None,
+        };
+        let mention = Mention {
+            message_id,
+            channel_name: "room".to_owned(),
+            agent_name: "bob".to_owned(),
+            text: String::new(),
+            text_bytes: 2,
+            created_at: DateTime::UNIX_EPOCH,
+        };
+        UnreadState {
+            epoch: Some(5),
+            marks: marks(4),
+            name: "ada".into(),
+            counted: HashMap::from([(channel_id, CountedChannel { channel_id, read_id: MessageId::new(0), unread })]),
+            unread: Vec::new(),
+            mentions: vec![mention],
+            reactions: Vec::new(),
+            oldest_id: Some(message_id),
+        }
+    }
+
+    #[test]
+    fn a_state_belongs_to_one_epoch_one_server_and_one_name() {
+        let promoted = ReadMarks { server_started_at: DateTime::UNIX_EPOCH + Duration::from_micros(1), ..marks(4) };
+        let cases = [
+            (Some(5), marks(4), "ada", true),
+            (Some(5), marks(9), "ada", true),
+            (Some(6), marks(4), "ada", false),
+            (None, marks(4), "ada", false),
+            (Some(5), promoted, "ada", false),
+            (Some(5), marks(4), "eve", false),
+        ];
+        for (epoch, now, name, precedes) in cases {
+            assert_eq!(state(7).precedes(epoch, &now, name), precedes, "{epoch:?} {now:?} {name}");
+        }
+    }
+
+    #[test]
+    fn a_state_is_current_while_its_marks_are_the_same_and_its_messages_are_kept() {
+        let acked = ReadMarks { ack_floor: 4, ..marks(4) };
+        let joined = ReadMarks { channels: vec![ChannelId::new(1), ChannelId::new(2)], ..marks(4) };
+        let read = ReadMarks { read_ids: vec![MessageId::new(7)], ..marks(4) };
+        let cases = [
+            (marks(4), 7, true),
+            (marks(4), 8, false),
+            (marks(5), 7, false),
+            (acked, 7, false),
+            (joined, 7, false),
+            (read, 7, false),
+        ];
+        for (now, kept_from, is_current) in cases {
+            assert_eq!(state(7).is_current(&now, MessageId::new(kept_from)), is_current, "{now:?} {kept_from}");
+        }
+        let crowded = ReadMarks { channels: vec![ChannelId::new(1); 2001], ..marks(4) };
+        let state = UnreadState { marks: crowded.clone(), ..state(7) };
+        assert!(!state.is_current(&crowded, MessageId::new(7)), "memberships that are not among the marks");
+    }
+
+    #[test]
+    fn counts_and_mentions_are_unchanged_unless_an_event_a_read_or_retention_concerns_them() {
+        let state = state(7);
+        let (none, posted) =
+            (Changes::default(), Changes { channels: [ChannelId::new(1)].into(), ..Changes::default() });
+        let since = |changes, kept_from| EarlierState { state: &state, changes, kept_from: MessageId::new(kept_from) };
+        let read = ReadPointer { read_id: MessageId::new(7), ..pointer(1) };
+        assert!(since(&none, 7).unchanged_count(&pointer(1)).is_some());
+        assert!(since(&none, 8).unchanged_count(&pointer(1)).is_none(), "retention");
+        assert!(since(&none, 7).unchanged_count(&read).is_none(), "a read");
+        assert!(since(&none, 7).unchanged_count(&pointer(2)).is_none(), "a channel that was joined since");
+        assert!(since(&posted, 7).unchanged_count(&pointer(1)).is_none(), "an event");
+
+        assert!(since(&none, 7).unchanged_mentions(1).is_some());
+        assert!(since(&none, 8).unchanged_mentions(1).is_none(), "retention");
+        assert!(since(&none, 7).unchanged_mentions(0).is_none(), "a channel that was left since");
     }
 }

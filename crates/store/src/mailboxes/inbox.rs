@@ -2,6 +2,7 @@
 //!
 //! All reads are bounded, because membership and history are not.
 
+use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     AgentId, ChannelId, MessageId, WorkspaceScope,
@@ -28,17 +29,20 @@ const MENTIONING: i64 = 500;
 /// Reactions to an agent's messages that are read, newest first, to find those of others.
 const REACTIONS: i64 = 200;
 
-/// Numbers that decide what an agent has not read, at one instant. While they are the same, so is its inbox, apart from
+/// Values that decide what an agent has not read, at one instant. While they are the same, so is its inbox, apart from
 /// messages that retention removes.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct ReadMarks {
+    /// Start of the Postgres server. Another server, or a restored state, may lack commits that were read, and assign
+    /// their event seqs again before a recovery raises the epoch.
+    pub server_started_at: DateTime<Utc>,
     /// Next seq of the workspace's event log. Each message, edit, reaction and archiving takes its event in its own
     /// transaction, and the head is locked until the commit.
     pub event_head: EventSeq,
-    ack_floor: Seq,
+    pub ack_floor: Seq,
     /// Memberships and the last-read pointers in their rows, which move without an event.
-    channels: Vec<ChannelId>,
-    read_ids: Vec<MessageId>,
+    pub channels: Vec<ChannelId>,
+    pub read_ids: Vec<MessageId>,
 }
 
 impl ReadMarks {
@@ -46,6 +50,12 @@ impl ReadMarks {
     #[must_use]
     pub fn are_complete(&self) -> bool {
         i64::try_from(self.channels.len()).is_ok_and(|count| count <= MEMBERSHIPS)
+    }
+
+    /// Returns the memory of the memberships and their pointers.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.channels.as_slice()) + size_of_val(self.read_ids.as_slice())
     }
 }
 
@@ -60,7 +70,8 @@ pub struct CountedChannel {
 
 /// One row. It opens no partition, since an inbox reads it each time.
 const MARKS: &str = "
-    SELECT coalesce((SELECT next_seq FROM event_heads WHERE workspace_id = $1), 1) AS event_head,
+    SELECT pg_postmaster_start_time() AS server_started_at,
+           coalesce((SELECT next_seq FROM event_heads WHERE workspace_id = $1), 1) AS event_head,
            coalesce((SELECT ack_floor FROM mailbox_cursors WHERE workspace_id = $1 AND agent_id = $2), 0) AS ack_floor,
            coalesce(array_agg(channel_id), '{}') AS channels, coalesce(array_agg(read_id), '{}') AS read_ids
       FROM (SELECT channel_id, coalesce(last_read_id, 0) AS read_id FROM channel_members
@@ -90,8 +101,8 @@ impl Store {
         decode_row("channel_members", &row)
     }
 
-    /// Reads the last-read pointers of an agent in its channels and conversations that are not archived. Deliveries that are
-    /// acked but not folded yet count as read.
+    /// Reads the last-read pointers of an agent in its channels and conversations that are not archived. Deliveries that
+    /// are acked but not folded yet count as read.
     pub async fn read_pointers(&self, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Vec<ReadPointer>> {
         sqlx::query_as(POINTERS)
             .bind(scope.workspace_id())
