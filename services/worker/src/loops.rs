@@ -1,7 +1,8 @@
 //! Loops of the worker: which use case of the engine runs when.
 //!
 //! Each tick is idempotent: it reads rows, does a bounded amount of work and returns true if more is due. Any number of
-//! workers may run the same loops at once, and any of them may crash at any line. `runner` calls each loop on its period.
+//! workers may run the same loops at once, and any of them may crash at any line. `runner` calls each loop on its
+//! period.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -224,8 +225,13 @@ impl Loops {
     pub(crate) async fn record_reads(&self) {
         let mut reads = self.engine.due_work().watch_reads();
         while reads.changed().await.is_ok() {
-            self.uptime.lock().unwrap_or_else(PoisonError::into_inner).record_up(Instant::now());
+            self.record_up();
         }
+    }
+
+    fn record_up(&self) {
+        let readiness = self.engine.recovery().readiness();
+        self.uptime.lock().unwrap_or_else(PoisonError::into_inner).record_up(readiness, Instant::now());
     }
 
     /// Returns what wakes a loop that has found nothing.
@@ -281,10 +287,11 @@ impl Loops {
         // A connection that broke without notice must not end the loop.
         let done = tokio::time::timeout(TICK_TIMEOUT, work).await;
         let done = done.unwrap_or_else(|_| Err(TickError::Engine(EngineError::storage_timeout("ticking"))));
-        let mut uptime = self.uptime.lock().unwrap_or_else(PoisonError::into_inner);
         match &done {
-            Err(error) if error.is_unavailable() => uptime.record_down(),
-            Ok(_) => uptime.record_up(Instant::now()),
+            Err(error) if error.is_unavailable() => {
+                self.uptime.lock().unwrap_or_else(PoisonError::into_inner).record_down();
+            }
+            Ok(_) => self.record_up(),
             Err(_) => {}
         }
         done
