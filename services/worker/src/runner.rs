@@ -24,8 +24,8 @@ use crate::{
 /// Maximum delay before a failed loop is retried; shorter periods are kept.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// Time after which a loop that waits for work ticks without any: some do more than they wait for, such as removing rows
-/// that have become old, and a condition that misses work costs no more than this.
+/// Time after which a loop that waits for work ticks without any: some do more than they wait for, such as removing
+/// rows that have become old, and a condition that misses work costs no more than this.
 const TICK_AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 
 /// Runs all loops until `stop`, then waits for ticks in progress. A tick does a bounded amount of work and takes
@@ -99,7 +99,6 @@ async fn run_loop(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
                 }
                 metrics::gauge!(name::LOOP_LAST_SUCCESS, "loop" => which.name()).set(unix_seconds());
                 metrics::counter!(name::LOOP_WORK, "loop" => which.name()).increment(ticked.worked);
-                // Maximum delay before a failed loop is retried; shorter periods are kept.
                 let lag = ticked.lag.unwrap_or_else(|| began.saturating_duration_since(due));
                 metrics::gauge!(name::LOOP_LAG_SECONDS, "loop" => which.name()).set(lag.as_secs_f64());
                 is_idle = ticked.is_idle();
@@ -115,7 +114,8 @@ async fn run_loop(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
                 metrics::counter!(name::LOOP_FAILURES, "loop" => which.name()).increment(1);
                 // Logged once per outage: the metric shows how long it lasts.
                 if failing_since.is_none() {
-                    tracing::warn!(loop.name = which.name(), error = telemetry::format_error_chain(&error), "worker loop failed, retrying");
+                    let error = telemetry::format_error_chain(&error);
+                    tracing::warn!(loop.name = which.name(), error, "worker loop failed, retrying");
                     failing_since = Some(began);
                 }
                 which.period().min(MAX_RETRY_DELAY)

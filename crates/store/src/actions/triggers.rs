@@ -23,7 +23,7 @@ pub struct TriggerScan {
     pub newest_seq: EventSeq,
 }
 
-/// Condition: a workspace has events that no trigger has seen, and nobody scans them.
+/// Condition: a workspace has events that no trigger has seen, and no worker has claimed them.
 pub(crate) const HAS_UNSCANNED: &str = "EXISTS (
     SELECT FROM trigger_progress p JOIN event_heads h USING (workspace_id)
      WHERE p.reached_seq < h.next_seq - 1 AND p.claimed_until < relay_now())";

@@ -1,8 +1,9 @@
-//! Work that the loops of processes find in tables which are empty most of the time. One statement asks for the work of all
-//! loops of a process, in place of one for each. Main type: [`WorkKind`]; called by the engine's reader of due work.
+//! Work that the loops of processes find in tables which are empty most of the time. One statement asks for the work of
+//! all loops of a process, in place of one for each. Main type: [`WorkKind`]; called by the engine's reader of due
+//! work.
 //!
-//! A condition may hold without work that can be done now: it is leased to another process, for example. It always holds
-//! when there is some.
+//! A condition may hold without work that can be done now: it is leased to another process, for example. It always
+//! holds when there is some.
 
 use sqlx::{AssertSqlSafe, Row as _};
 

@@ -1,9 +1,9 @@
 //! Folds reads that are implied by ack floors into the tables of explicit reads. The worker calls both loops.
 //!
-//! [`Store::fold_read_pointers`] runs continuously and raises the last-read pointers of members to the ack
-//! floors, so that inboxes count from a pointer. It reads the mailboxes that were acked from the change feed; a walk of all
-//! mailboxes, once an hour and after a long pause, finds what the feed lost. [`Store::fold_receipts`] writes receipts for a day of
-//! deliveries before retention drops the day. Both are idempotent: folding twice changes nothing.
+//! [`Store::fold_read_pointers`] runs continuously and raises the last-read pointers of members to the ack floors, so
+//! that inboxes count from a pointer. It reads the mailboxes that were acked from the change feed; a walk of all
+//! mailboxes, once an hour and after a long pause, finds what the feed lost. [`Store::fold_receipts`] writes receipts
+//! for a day of deliveries before retention drops the day. Both are idempotent: folding twice changes nothing.
 
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use const_format::formatcp;
@@ -80,8 +80,8 @@ struct MailboxFloors {
     ack_floor: Seq,
 }
 
-/// Condition: mailboxes were acked since the last step, a walk is under way, there was a recovery, or there was no step yet.
-/// Walks that begin by time are left to the loop.
+/// Condition: mailboxes were acked since the last step, a walk is under way, there was a recovery, or there was no step
+/// yet. Walks that begin by time are left to the loop.
 pub(crate) const HAS_UNFOLDED: &str = formatcp!(
     "coalesce((
     SELECT s.walks OR s.epoch <> (SELECT epoch FROM recovery_state WHERE only_row)
@@ -93,8 +93,8 @@ pub(crate) const HAS_UNFOLDED: &str = formatcp!(
               FROM loop_state WHERE loop = '{POINTERS}') AS s), true)"
 );
 
-// Mailboxes in key order after the position. No lock is needed: the floor only rises, so a stale read folds less, never too
-// much.
+// Mailboxes in key order after the position. No lock is needed: the floor only rises, so a stale read folds less, never
+// too much.
 const WALKED: &str = "
 SELECT page.workspace_id, page.agent_id, coalesce(r.folded_seq, 0) AS folded_seq, page.ack_floor
   FROM (SELECT workspace_id, agent_id, ack_floor FROM mailbox_cursors
