@@ -1,5 +1,8 @@
 //! Recording of the outcomes that handlers report: one statement, which is its own transaction, for rows, deliveries
 //! and events. Called by the engine's outcome queue.
+//!
+//! There are two such statements. The smaller one, which is executed first, writes no deliveries. If an outcome is
+//! durable, it locks and writes nothing, so that it has no commit that waits for the disk, and the other one follows.
 
 use std::collections::HashMap;
 
@@ -26,15 +29,7 @@ use crate::{
     messages::days::day_of,
 };
 
-// Locks the rows in id order, then accepts the first valid outcome of each invocation. A provider may answer an
-// invocation that returned to `pending` when its connection broke, until another provider has it. The broker of a
-// handling agent may report that the agent is unreachable. An outcome may precede the record of its frame, and names
-// the node then. `greatest(0, …)` is needed because start and end come from the clocks of two processes.
-//
-// The parts of the whole statement run in the lock order of all writers: invocations, mailbox heads, event counters.
-// `want` reads all of `done`, and `made` counts `delivered`.
-const DONE: &str = concatcp!(
-    "
+const SUBMITTED: &str = "
 WITH r AS (
     SELECT r.*
       FROM relay_require_epoch($15),
@@ -42,10 +37,21 @@ WITH r AS (
                   $8::text[], $9::text[], $10::bigint[], $11::bool[]) WITH ORDINALITY
            AS r (workspace_id, invocation_id, node_id, provider, epoch, by_provider, agent_id,
                  output, error, duration_ms, is_release_ended, ord)
-), locked AS MATERIALIZED (
+)";
+
+// Locks the rows in id order, unless an outcome is in `postponed`, which the caller defines. Then accepts one valid
+// outcome of each invocation: the first that can be recorded, or else the first. A provider may answer an invocation
+// that returned to `pending` when its connection broke, until another provider has it. The broker of a handling agent
+// may report that the agent is unreachable. An outcome may precede the record of its frame, and names the node then.
+// `greatest(0, …)` is needed because start and end come from the clocks of two processes.
+//
+// The parts of the whole statement run in the lock order of all writers: invocations, mailbox heads, event counters.
+// `want` reads all of `done`, and `made` counts `delivered`.
+const DONE: &str = concatcp!(
+    ", locked AS MATERIALIZED (
     SELECT r.*, i.status, i.durable, i.handler_agent_id, i.node_id AS placed_node_id, i.provider AS placed_provider
       FROM r JOIN invocations i USING (workspace_id, invocation_id)
-     WHERE i.completed_at IS NULL
+     WHERE i.completed_at IS NULL AND NOT EXISTS (SELECT FROM postponed)
      ORDER BY i.workspace_id, i.invocation_id, r.ord
        FOR UPDATE OF i
 ), valid AS (
@@ -66,7 +72,7 @@ WITH r AS (
                            AND a.node_id = l.node_id AND (a.provider IS NULL OR a.provider = l.provider)))
            ELSE l.handler_agent_id IS NOT NULL AND (l.agent_id IS NULL OR l.handler_agent_id = l.agent_id)
            END
-     ORDER BY l.workspace_id, l.invocation_id, l.ord
+     ORDER BY l.workspace_id, l.invocation_id, is_open_release, l.ord
 ), done AS (
     UPDATE invocations i
        SET status = CASE WHEN v.error IS NULL THEN 'completed' ELSE 'failed' END,
@@ -77,7 +83,10 @@ WITH r AS (
                (extract(epoch FROM $12 - coalesce(i.sent_at, i.dispatched_at, i.created_at)) * 1000)::bigint))
       FROM valid v
      WHERE i.workspace_id = v.workspace_id AND i.invocation_id = v.invocation_id AND i.completed_at IS NULL
-       AND NOT v.is_open_release"
+       AND NOT v.is_open_release
+    RETURNING v.ord, ",
+    COLUMNS,
+    ")"
 );
 
 /// The rows of the events are made from the invocations, as [`outcome_events`] makes the events themselves: the
@@ -98,7 +107,7 @@ const RECORDED: &str = concatcp!(
 ), "#,
     appended_events!("$12", "$13"),
     "
-SELECT v.ord, v.is_open_release, i.ord IS NULL AND v.durable AND NOT v.is_open_release AS awaits_delivery, ",
+SELECT ord, coalesce(v.is_open_release, false) AS is_open_release, postponed.ord IS NOT NULL AS is_postponed, ",
     COLUMNS,
     ", d.node_id AS mailbox_node_id, e.first_seq, e.watched,
        (SELECT CASE WHEN min(p.gateway_id) = max(p.gateway_id) THEN min(p.gateway_id) END
@@ -106,6 +115,7 @@ SELECT v.ord, v.is_open_release, i.ord IS NULL AND v.durable AND NOT v.is_open_r
          WHERE a.workspace_id = i.workspace_id AND a.agent_id = i.caller_id AND p.gateway_id IS NOT NULL
            AND (a.provider IS NULL OR a.provider = p.provider)) AS caller_gateway_id
   FROM valid v
+  FULL JOIN postponed USING (ord)
   LEFT JOIN done i USING (ord)
   LEFT JOIN (SELECT workspace_id, next_seq - n AS first_seq, watched FROM made JOIN raised USING (workspace_id)) AS e
        ON e.workspace_id = i.workspace_id
@@ -115,10 +125,10 @@ SELECT v.ord, v.is_open_release, i.ord IS NULL AND v.durable AND NOT v.is_open_r
 
 /// Records outcomes, durable or not.
 const RECORD: &str = concatcp!(
+    SUBMITTED,
+    ", postponed AS (SELECT 0::bigint AS ord WHERE false)",
     DONE,
-    " RETURNING v.ord, ",
-    COLUMNS,
-    "), want AS MATERIALIZED (
+    ", want AS MATERIALIZED (
     SELECT workspace_id, caller_id AS agent_id, invocation_id AS source_id,
            row_number() OVER (PARTITION BY workspace_id, caller_id ORDER BY invocation_id) AS rank
       FROM done WHERE durable AND caller_id IS NOT NULL
@@ -128,13 +138,15 @@ const RECORD: &str = concatcp!(
 );
 
 /// Records outcomes of which none is durable, or nothing. Preparing to write deliveries takes Postgres longer than all
-/// the rest, even if there are none.
+/// the rest, even if there are none. It decides without a lock, since `durable` never changes.
 const RECORD_WITHOUT_DELIVERIES: &str = concatcp!(
+    SUBMITTED,
+    ", postponed AS MATERIALIZED (
+    SELECT r.ord FROM r JOIN invocations i USING (workspace_id, invocation_id)
+     WHERE i.durable AND i.completed_at IS NULL
+)",
     DONE,
-    " AND NOT EXISTS (SELECT FROM valid WHERE durable AND NOT is_open_release)
-    RETURNING v.ord, ",
-    COLUMNS,
-    "), delivered AS (SELECT 0::bigint AS workspace_id, 0::bigint AS source_id, ''::text AS node_id WHERE false)",
+    ", delivered AS (SELECT 0::bigint AS workspace_id, 0::bigint AS source_id, ''::text AS node_id WHERE false)",
     RECORDED
 );
 
@@ -144,19 +156,19 @@ impl Store {
     pub async fn record_outcomes(&self, results: &[InvocationOutcome], at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
         let columns = OutcomeColumns::collect(results);
         let mut rows = self.record_columns(RECORD_WITHOUT_DELIVERIES, &columns, at).await?;
-        if rows.iter().any(|(row, _)| row.awaits_delivery) {
+        if rows.iter().any(|(row, _)| row.is_postponed) {
             rows = self.record_columns(RECORD, &columns, at).await?;
         }
         let mut outcomes = vec![OutcomeRecording::Refused; results.len()];
         let mut recorded = Vec::with_capacity(rows.len());
-        for (valid, row) in rows {
-            if valid.is_written() {
-                recorded.push((valid, row));
-            } else if let (true, Some((nth, outcome))) = (valid.is_open_release, outcome_at(results, valid.ord)) {
+        for (facts, row) in rows {
+            if facts.is_written() {
+                recorded.push((facts, row));
+            } else if let (true, Some((nth, outcome))) = (facts.is_open_release, outcome_at(results, facts.ord)) {
                 outcomes[nth] = OutcomeRecording::OpenRelease(Box::new(outcome.clone()));
             }
         }
-        let (recorded, rows): (Vec<ValidRow>, Vec<PgRow>) = recorded.into_iter().unzip();
+        let (recorded, rows): (Vec<OutcomeRow>, Vec<PgRow>) = recorded.into_iter().unzip();
         let done = decode_invocations(&rows)?;
         let (mut written, mut numbered, mut gateways) = (Vec::new(), Vec::new(), HashMap::new());
         for (invocation, row) in done.iter().zip(recorded) {
@@ -181,7 +193,7 @@ impl Store {
         statement: &'static str,
         columns: &OutcomeColumns<'_>,
         at: DateTime<Utc>,
-    ) -> StoreResult<Vec<(ValidRow, PgRow)>> {
+    ) -> StoreResult<Vec<(OutcomeRow, PgRow)>> {
         let doing = "recording outcomes";
         let epoch = self.epoch(doing)?;
         let query = sqlx::query(statement)
@@ -213,14 +225,14 @@ fn outcome_at(results: &[InvocationOutcome], ord: i64) -> Option<(usize, &Invoca
     Some((nth, results.get(nth)?))
 }
 
-/// Columns of a valid outcome beside those of the invocation, which are null unless it was written.
+/// Columns of a valid or postponed outcome beside those of the invocation, which are null unless it was written.
 #[derive(FromRow)]
-struct ValidRow {
+struct OutcomeRow {
     /// Place among the outcomes, from 1.
     ord: i64,
     is_open_release: bool,
-    /// [`RECORD_WITHOUT_DELIVERIES`] left this one and those that came with it.
-    awaits_delivery: bool,
+    /// [`RECORD_WITHOUT_DELIVERIES`] wrote nothing, because this one is durable.
+    is_postponed: bool,
     /// Node of the caller, if its mailbox received the outcome.
     mailbox_node_id: Option<NodeId>,
     /// Seq of the first event of the workspace.
@@ -230,7 +242,7 @@ struct ValidRow {
     caller_gateway_id: Option<GatewayId>,
 }
 
-impl ValidRow {
+impl OutcomeRow {
     fn is_written(&self) -> bool {
         self.first_seq.is_some()
     }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use relay_domain::{AgentId, GatewayId, InvocationId, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{
-    SentInvocation,
+    SentInvocation, StoreError,
     actions::outcomes::{InvocationOutcome, OutcomeBatch, OutcomeRecording, OutcomeSource},
     agents::spawn::InventoryReconciliation,
     nodes::{
@@ -291,6 +291,59 @@ async fn the_outcome_of_a_release_is_recorded_after_the_end_of_its_agent() {
     let released = InvocationOutcome { is_release_ended: true, ..released };
     let done = db.store.record_outcomes(&[released], db.now).await.unwrap();
     assert_eq!(ended(&done), [(101, None)]);
+}
+
+#[tokio::test]
+async fn an_outcome_after_a_success_that_leaves_a_release_open_is_recorded() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1"]).await;
+    db.spawn(101, "n1").await;
+    db.run(&format!("INSERT INTO agent_releases VALUES ({WORKSPACE}, 101, 1, false, now())")).await;
+    let released = outcome_of(101, Ok(json!({ "released": true })));
+    let failed = InvocationOutcome { is_release_ended: true, ..outcome_of(101, Err("no such agent".to_owned())) };
+    let done = db.store.record_outcomes(&[released, failed], db.now).await.unwrap();
+    assert_eq!(ended(&done), [(101, Some("no such agent"))]);
+    assert!(matches!(done.outcomes[1], OutcomeRecording::Recorded(_)));
+    assert_eq!(db.state(101).await, state("failed", None));
+}
+
+#[tokio::test]
+async fn a_durable_outcome_is_found_without_a_lock() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1"]).await;
+    db.run(&format!("INSERT INTO workspaces (workspace_id, name, created_at) VALUES ({WORKSPACE}, 'w', now())")).await;
+    db.agent(1, "caller").await;
+    db.spawn(101, "n1").await;
+    db.spawn(102, "n1").await;
+    db.run("UPDATE invocations SET caller_id = 1, durable = invocation_id = 102").await;
+    let mut other = db.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM invocations FOR UPDATE").execute(&mut *other).await.unwrap();
+    let batch = [outcome_of(101, Ok(Value::Null)), outcome_of(102, Ok(Value::Null))];
+    let record = async {
+        loop {
+            // A lock that is not given for 2 s is asked for again, as the engine does.
+            match db.store.record_outcomes(&batch, db.now).await {
+                Err(StoreError::Aborted { .. }) => {}
+                done => return done.unwrap(),
+            }
+        }
+    };
+    let release = async {
+        // A statement before it that takes locks has a commit of its own, for which the whole batch waits.
+        relay_testkit::wait::until("the statement with deliveries to wait", Duration::from_secs(30), async || {
+            db.number(
+                "SELECT count(*) FROM pg_stat_activity JOIN pg_locks USING (pid)
+                  WHERE datname = current_database() AND wait_event_type = 'Lock'
+                    AND relation = 'deliveries'::regclass",
+            )
+            .await
+                > 0
+        })
+        .await;
+        other.commit().await.unwrap();
+    };
+    let (done, ()) = tokio::join!(record, release);
+    assert_eq!((ended(&done), done.mailboxes.len()), (vec![(101, None), (102, None)], 1));
 }
 
 #[tokio::test]
