@@ -247,9 +247,9 @@ impl Candidates {
         wanted: &WantedCapabilities<'_>,
     ) -> StoreResult<(Self, Vec<OpenCount>)> {
         let doing = "reading providers with a capability";
-        let (of, names): (Vec<WorkspaceId>, Vec<&str>) = wanted.names.iter().copied().unzip();
+        let (workspaces_of_names, names): (Vec<WorkspaceId>, Vec<&str>) = wanted.names.iter().copied().unzip();
         let rows = sqlx::query(statement)
-            .bind(of)
+            .bind(workspaces_of_names)
             .bind(names)
             .bind(NODE_TTL.as_secs_f64())
             .bind(workspaces)
@@ -260,9 +260,9 @@ impl Candidates {
         let (mut rows, counts): (Vec<PgRow>, Vec<PgRow>) = rows.into_iter().partition(is_provider);
         let counts = decode_rows("invocations", &counts)?;
         if !wanted.hosts.is_empty() {
-            let (of, hosts): (Vec<WorkspaceId>, Vec<&NodeId>) = wanted.hosts.iter().copied().unzip();
+            let (workspaces_of_hosts, hosts): (Vec<WorkspaceId>, Vec<&NodeId>) = wanted.hosts.iter().copied().unzip();
             let hosts = sqlx::query(RELEASING_HOSTS)
-                .bind(of)
+                .bind(workspaces_of_hosts)
                 .bind(hosts)
                 .bind(NODE_TTL.as_secs_f64())
                 .bind(RELEASE)

@@ -90,8 +90,8 @@ SELECT c.workspace_id, c.invocation_id, c.agent_name, c.node_id, c.provider, i.a
     };
 }
 
-/// Condition: an invocation has not been written to a socket of any gateway. In the order of the index, so that no plan reads
-/// those of the last days.
+/// Condition: an invocation has not been written to a socket of any gateway. In the order of the index, so that no plan
+/// reads those of the last days.
 pub(crate) const HAS_UNSENT: &str = "(
     SELECT true FROM invocations WHERE sent_epoch IS NULL AND status IN ('dispatched', 'invoked')
      ORDER BY created_at LIMIT 1) IS NOT NULL";

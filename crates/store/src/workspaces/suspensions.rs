@@ -19,7 +19,8 @@ macro_rules! is_suspended {
 }
 pub(crate) use is_suspended;
 
-/// Condition: [`Store::suspensions`] returns anything. In the order of the indexes, so that no plan reads the other rows.
+/// Condition: [`Store::suspensions`] returns anything. In the order of the indexes, so that no plan reads the other
+/// rows.
 pub(crate) const HAS_SUSPENDED: &str = "(
     (SELECT true FROM workspaces WHERE suspended_at IS NOT NULL AND deleted_at IS NULL
       ORDER BY workspace_id LIMIT 1) IS NOT NULL
