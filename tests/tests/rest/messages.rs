@@ -153,24 +153,17 @@ async fn a_notice_precedes_the_first_frame_of_a_row_and_is_not_repeated() -> Res
     }
     // Accepted before the node connected, and still the first frame of each row.
     let mut socket = room.key.as_agent(&room.bob).direct_socket().await?;
-    let first: Vec<Value> =
-        [announced(&mut socket).await?, announced(&mut socket).await?, announced(&mut socket).await?].into();
+    let first = [announced(&mut socket).await?, announced(&mut socket).await?, announced(&mut socket).await?];
     // The second gateway must know that they were sent before the next request.
-    let status = |wanted: &'static str| {
-        let bob = room.key.as_agent(&room.bob);
-        move || {
-            let bob = bob.clone();
-            async move {
-                let rows = bob.get("/v1/deliveries").await.unwrap();
-                rows.data()
-                    .as_array()
-                    .is_some_and(|rows| rows.len() == 3 && rows.iter().all(|row| row["status"] == wanted))
-            }
-        }
-    };
-    relay_testkit::wait::until("the rows to be marked as sent", SOON, status("delivered")).await;
+    let bob = room.key.as_agent(&room.bob);
+    relay_testkit::wait::until("the rows to be marked as sent", SOON, || async {
+        let answer = bob.get("/v1/deliveries").await.unwrap();
+        let rows = answer.data().as_array().cloned().unwrap_or_default();
+        rows.len() == 3 && rows.iter().all(|row| row["status"] == "delivered")
+    })
+    .await;
     socket.abort();
-    let mut socket = room.key.as_agent(&room.bob).at(&shared().await.gateways[1]).direct_socket().await?;
+    let mut socket = bob.at(&shared().await.gateways[1]).direct_socket().await?;
     for sent in first {
         let again = socket.expect_where("a repetition", SOON, about_delivery).await?;
         assert_eq!(again, sent, "a repetition is the same frame, without a notice");
