@@ -1,12 +1,17 @@
-//! Conditions by which idle loops are woken: each holds exactly while its loop would find work.
+//! Conditions by which idle loops are woken: each holds while its loop would find work.
 
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use relay_domain::{GatewayId, PushWorkerId};
-use relay_store::maintenance::due_work::WorkKind;
+use relay_domain::{
+    GatewayId, PushWorkerId,
+    subscriptions::dispatch::{ClaimedHealth, SubscriptionClaim},
+};
+use relay_store::{maintenance::due_work::WorkKind, workspaces::suspensions::SuspensionRows};
 
 use crate::fixture::{Database, WORKSPACE};
+
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// Rows of the tables that a kind of work is found in.
 struct Case {
@@ -31,28 +36,21 @@ const CASES: &[Case] = &[
     },
     Case {
         kind: WorkKind::OpenInvocations,
-        idle: "INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, caller_name, input, output,
-                                        status, due_at, created_at, completed_at)
+        idle: "INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, caller_name, input,
+                                        output, status, due_at, created_at, completed_at)
                VALUES (7, 1, 'a', 'a', 'x', '{}', '{}', 'completed', now(), now(), now())",
-        due: "INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, caller_name, input, status,
+        due:
+            "INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, caller_name, input, status,
                                        due_at, created_at)
               VALUES (7, 2, 'a', 'a', 'x', '{}', 'pending', now() + interval '1 hour', now())",
         also: &[],
         done: "UPDATE invocations SET status = 'completed', output = '{}', completed_at = now()",
     },
     Case {
-        kind: WorkKind::UnsentInvocations,
-        idle: "INSERT INTO invocations (workspace_id, invocation_id, action_name, handler_agent_id, caller_name, input,
-                                        output, status, due_at, created_at, completed_at)
-               VALUES (7, 3, 'a', 99, 'x', '{}', '{}', 'completed', now(), now(), now())",
-        due: "UPDATE invocations SET status = 'invoked', output = NULL, completed_at = NULL WHERE invocation_id = 3",
-        also: &[WorkKind::OpenInvocations],
-        done: "UPDATE invocations SET status = 'completed', output = '{}', completed_at = now()",
-    },
-    Case {
         kind: WorkKind::OrphanedProviders,
         idle: "INSERT INTO gateways (gateway_id, lease_until)
-               VALUES (5, now() + interval '1 minute'), (6, now() - interval '2 seconds'), (9, now() + interval '1 minute');
+               VALUES (5, now() + interval '1 minute'), (6, now() - interval '2 seconds'),
+                      (9, now() + interval '1 minute');
                INSERT INTO providers (workspace_id, node_id, provider, instance_id, epoch, gateway_id, registered_at,
                                       last_heartbeat_at)
                VALUES (7, 'n1', 'a', 'i', 1, 5, now(), now()), (7, 'n2', 'a', 'i', 1, 6, now(), now()),
@@ -70,11 +68,22 @@ const CASES: &[Case] = &[
         done: "UPDATE providers SET gateway_id = NULL",
     },
     Case {
+        kind: WorkKind::UnsentInvocations,
+        idle: "UPDATE agents SET node_id = 'n1';
+               UPDATE providers SET gateway_id = 5 WHERE node_id = 'n1';
+               INSERT INTO invocations (workspace_id, invocation_id, action_name, handler_agent_id, caller_name, input,
+                                        output, status, due_at, created_at, completed_at)
+               VALUES (7, 3, 'a', 99, 'x', '{}', '{}', 'completed', now(), now(), now())",
+        due: "UPDATE invocations SET status = 'invoked', output = NULL, completed_at = NULL WHERE invocation_id = 3",
+        also: &[WorkKind::OpenInvocations],
+        done: "UPDATE invocations SET status = 'completed', output = '{}', completed_at = now()",
+    },
+    Case {
         kind: WorkKind::OpenSubscriptions,
         idle: "INSERT INTO event_heads (workspace_id, next_seq) VALUES (7, 3)
                    ON CONFLICT (workspace_id) DO UPDATE SET next_seq = 3;
-               INSERT INTO subscriptions (workspace_id, subscription_id, events, url, created_at, event_cursor, is_active,
-                                          disabled_at)
+               INSERT INTO subscriptions (workspace_id, subscription_id, events, url, created_at, event_cursor,
+                                          is_active, disabled_at)
                VALUES (7, 1, '{*}', 'https://127.0.0.1:9', now(), 2, true, NULL),
                       (7, 2, '{*}', 'https://127.0.0.1:9', now(), 0, false, now())",
         due: "UPDATE event_heads SET next_seq = 4",
@@ -83,8 +92,8 @@ const CASES: &[Case] = &[
     },
     Case {
         kind: WorkKind::DueRedrives,
-        idle: "INSERT INTO redrives (workspace_id, redrive_id, filter, from_at, until_at, rate, matched, created_at, next_at,
-                                     finished_at)
+        idle: "INSERT INTO redrives (workspace_id, redrive_id, filter, from_at, until_at, rate, matched, created_at,
+                                     next_at, finished_at)
                VALUES (7, 1, '{}', now(), now(), 1, 1, now(), NULL, now()),
                       (7, 2, '{}', now(), now(), 1, 1, now(), now() + interval '1 minute', NULL)",
         due: "UPDATE redrives SET next_at = now() WHERE redrive_id = 2",
@@ -110,7 +119,7 @@ const CASES: &[Case] = &[
         kind: WorkKind::EndedSessions,
         idle: "SELECT",
         due: "INSERT INTO agent_releases (workspace_id, invocation_id, agent_id, deletes, created_at)
-              VALUES (7, 1, 99, true, now())",
+              VALUES (7, 4, 99, true, now() - interval '2 minutes')",
         also: &[],
         done: "DELETE FROM agent_releases",
     },
@@ -187,6 +196,38 @@ impl Database {
     async fn due(&self) -> Vec<WorkKind> {
         self.store.due_work(&ALL).await.unwrap()
     }
+
+    /// Returns whether the statement of a kind's loop finds work. `None` for those that other tests call, and for the
+    /// sweep, whose condition is wider.
+    async fn finds_work(&self, kind: WorkKind) -> Option<bool> {
+        let store = &self.store;
+        let is_empty = match kind {
+            WorkKind::UnpublishedBatches => store.claim_unpublished(MINUTE, 10, MINUTE).await.unwrap().is_empty(),
+            WorkKind::OpenInvocations => {
+                store.workspaces_with_due_invocations(self.now + TimeDelta::hours(2)).await.unwrap().is_empty()
+            }
+            WorkKind::UnsentInvocations => store.unsent_invocations(GatewayId::new(5)).await.unwrap().is_empty(),
+            WorkKind::OrphanedProviders => {
+                store.disconnect_orphaned_providers(10, self.now).await.unwrap().providers.is_empty()
+            }
+            WorkKind::OpenSubscriptions => {
+                let health = ClaimedHealth::Healthy;
+                let claim =
+                    SubscriptionClaim { owner: "w", health, failing_from: 5, limit: 10, per_family: 10, lease: MINUTE };
+                store.claim_subscriptions(claim).await.unwrap().leased.is_empty()
+            }
+            WorkKind::DueRedrives => store.redrive_step(TimeDelta::seconds(1), self.now).await.unwrap().is_none(),
+            WorkKind::UnscannedTriggers => store.claim_trigger_scans(10, 10, 60).await.unwrap().is_empty(),
+            WorkKind::EndedSessions => {
+                let mailboxes = store.orphaned_mailboxes(10).await.unwrap();
+                mailboxes.is_empty() && store.settled_releases(10).await.unwrap().is_empty()
+            }
+            WorkKind::LapsedFanouts => store.claim_lapsed_fanout(GatewayId::new(0)).await.unwrap().is_none(),
+            WorkKind::Suspensions => store.suspensions().await.unwrap() == SuspensionRows::default(),
+            WorkKind::DuePushMailboxes | WorkKind::UnfoldedAcks | WorkKind::SweptPushMailboxes => return None,
+        };
+        Some(!is_empty)
+    }
 }
 
 #[tokio::test]
@@ -196,12 +237,15 @@ async fn work_is_due_while_there_are_rows_for_it() {
     for Case { kind, idle, due, also, done } in CASES {
         db.run(idle).await;
         assert_eq!(db.due().await, [], "{kind:?} is not due yet");
+        assert_ne!(db.finds_work(*kind).await, Some(true), "{kind:?} is not due yet");
         db.run(due).await;
         let found = db.due().await;
         let expected = |found: &&WorkKind| *found == kind || also.contains(found);
         assert!(found.contains(kind) && found.iter().filter(expected).count() == found.len(), "{kind:?}: {found:?}");
+        assert_ne!(db.finds_work(*kind).await, Some(false), "{kind:?} is due");
         db.run(done).await;
         assert_eq!(db.due().await, [], "{kind:?} is done");
+        assert_ne!(db.finds_work(*kind).await, Some(true), "{kind:?} is done");
     }
 }
 
@@ -236,7 +280,7 @@ async fn a_push_mailbox_is_due_as_long_as_it_can_be_claimed() {
         assert_eq!(db.due().await.contains(&WorkKind::DuePushMailboxes), is_due, "{change}");
     }
     let worker = PushWorkerId::new(7);
-    db.store.renew_push_worker(worker, Duration::from_secs(60)).await.unwrap();
+    db.store.renew_push_worker(worker, MINUTE).await.unwrap();
     assert_eq!(db.store.claim_due_mailboxes(worker, 10).await.unwrap().len(), 1);
     assert_eq!(db.due().await, [WorkKind::SweptPushMailboxes]);
 }
@@ -292,10 +336,13 @@ async fn a_lapsed_fanout_is_due_until_it_is_claimed() {
 #[tokio::test]
 async fn a_renewed_worker_is_listed_with_the_live_ones() {
     let db = Database::idle().await;
-    db.run("INSERT INTO push_workers (owner, lease_until) VALUES (1, now() - interval '1 second'), (2, now() + interval '1 minute')")
-        .await;
+    db.run(
+        "INSERT INTO push_workers (owner, lease_until)
+         VALUES (1, now() - interval '1 second'), (2, now() + interval '1 minute')",
+    )
+    .await;
     let renew = async |owner| {
-        let live = db.store.renew_push_worker(PushWorkerId::new(owner), Duration::from_secs(60)).await.unwrap();
+        let live = db.store.renew_push_worker(PushWorkerId::new(owner), MINUTE).await.unwrap();
         live.into_iter().map(PushWorkerId::get).collect::<Vec<_>>()
     };
     assert_eq!(renew(3).await, [2, 3]);
