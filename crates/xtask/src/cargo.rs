@@ -72,7 +72,8 @@ pub(crate) fn built_node() -> Result<PathBuf> {
 
 fn built_packages<'a>(release: bool, packages: impl Iterator<Item = &'a &'a str>) -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os(BIN_DIR_VARIABLE) {
-        return Ok(dir.into());
+        // Tests run in the folders of their packages.
+        return std::path::absolute(dir).context("find the folder of the binaries");
     }
     let bin_dir = bin_dir(release)?;
     println!("building (the first time takes minutes)");
