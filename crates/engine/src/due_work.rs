@@ -15,7 +15,7 @@ use crate::Inner;
 /// there may be many subscriptions.
 const SLOW_READ: Duration = Duration::from_millis(500);
 
-/// Work that loops wait for, and what the last read has found of it.
+/// Kinds of work that loops wait for, and the outcome of the last read.
 #[derive(Debug)]
 pub struct DueWork {
     /// Kinds that loops of this process wait for, with the longest time between two reads that each can bear.

@@ -36,12 +36,12 @@ use crate::{EngineResult, access::callers::AgentCaller, maintenance::Retention};
 const CACHED_BYTES: u64 = 32 * 1024 * 1024;
 /// Time after its last use for which a state is kept.
 const IDLE: Duration = Duration::from_secs(600);
-/// Events that are read to find out what has changed. If there are more, everything is read again.
+/// Maximum number of events that are searched for changes. After more of them, everything is read again.
 const MAX_EVENTS: i64 = 200;
 /// Bytes of one entry of a state: a channel, a mention or a reaction.
 const ENTRY_BYTES: usize = 256;
 
-/// What an agent has not read, and reactions to its messages.
+/// Unread messages of an agent, and reactions to its messages.
 #[derive(Debug)]
 pub(super) struct UnreadState {
     /// Recovery epoch of the database.
@@ -153,7 +153,7 @@ impl EarlierState<'_> {
 }
 
 impl Mailboxes {
-    /// Returns what the caller has not read.
+    /// Returns the unread messages of the caller.
     pub(super) async fn read_unread(&self, caller: &AgentCaller) -> EngineResult<Arc<UnreadState>> {
         let (scope, agent) = (caller.scope, caller.agent_id);
         let key = (scope.workspace_id(), agent);
@@ -176,7 +176,7 @@ impl Mailboxes {
         Ok(state)
     }
 
-    /// Reads what the caller has not read, as far as it may have changed.
+    /// Reads the unread messages of the caller, as far as they may have changed.
     async fn refresh_unread(
         &self,
         caller: &AgentCaller,

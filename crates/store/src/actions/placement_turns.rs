@@ -26,6 +26,7 @@ impl Store {
         let epoch = self.epoch(doing)?;
         let mut busy: BTreeSet<WorkspaceScope> = scopes.collect();
         let ids: Vec<String> = busy.iter().map(|scope| scope.workspace_id().get().to_string()).collect();
+        // A message of several statements takes no parameters. The ids are numbers.
         let query = format!(
             "SELECT array_agg(w) FROM unnest('{{{}}}'::bigint[]) AS w
               WHERE pg_try_advisory_xact_lock(hashtextextended('placement', w))",

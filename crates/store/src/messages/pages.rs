@@ -162,7 +162,8 @@ impl PresentCounts {
 /// Stands for counts that are zero for all messages.
 const NO_COUNTS: &str = "SELECT NULL::bigint AS message_id, NULL::bigint AS count, NULL::json AS reactions WHERE false";
 
-/// Returns the statement that counts what is present, of the messages `$2` of the days `$3`.
+/// Returns the statement that counts the replies, readers or reactions that are present, of the messages `$2` of the
+/// days `$3`.
 fn count_present(present: PresentCounts, first: NaiveDate, last: NaiveDate) -> String {
     let replies = present.has_replies.then(|| count_replies(first));
     let readers = present.has_readers.then(|| count_readers(first, last));

@@ -76,7 +76,7 @@ impl Default for EpochFence {
 
 impl EpochFence {
     /// Closes the fence if `is_other` holds for the known database. A finding from before [`Store::open_epoch`] must
-    /// not close what was opened since: both hold the lock of `known`.
+    /// not close a fence that was opened since: both hold the lock of `known`.
     pub(crate) fn close_if(&self, is_other: impl FnOnce(Option<&KnownDatabase>) -> bool) {
         let known = self.known.borrow();
         if is_other(known.as_ref()) {

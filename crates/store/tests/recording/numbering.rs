@@ -152,7 +152,7 @@ async fn sixteen_writers_of_three_workspaces_leave_no_gap() {
             .filter(|recorded| recorded.scope == scope(workspace))
             .map(|recorded| (recorded.first_seq, recorded.first_seq + recorded.events.len() as i64 - 1))
             .collect();
-        assert_eq!(reported, records, "what the callers were told is what is logged");
+        assert_eq!(reported, records, "the events reported to the callers are those of the log");
     }
     let records = db.number("SELECT count(*) FROM event_log").await;
     assert_eq!(records, WRITERS * ROUNDS, "each change is one record");

@@ -1,7 +1,7 @@
 //! History of what clients did and saw, and the rules that it must keep whatever faults happened meanwhile.
 //!
-//! Tests record posts with their answers, frames and acks into a [`History`], then what is stored, listed and
-//! acknowledged at the end, and [`History::violations`] judges it. The rules know no time and no implementation, so
+//! Tests record posts with their answers, frames and acks into a [`History`], then the stored, listed and
+//! acknowledged deliveries at the end, and [`History::violations`] judges it. The rules know no time and no implementation, so
 //! that tests of crashes, outages and failovers share them. The caller says which accepted messages may be lost
 //! ([`Losses`]): none, unless a failover was to a standby that lacked them.
 //!

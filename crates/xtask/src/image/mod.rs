@@ -86,8 +86,8 @@ fn epoch() -> String {
     std::env::var("SOURCE_DATE_EPOCH").unwrap_or_else(|_| EPOCH.to_owned())
 }
 
-/// Whether the gathered files are enough for the programs, whatever containers can do here. Root only: it changes its
-/// root.
+/// Checks that the programs run with the gathered files only, also where containers cannot run. Needs root, since it
+/// changes its root.
 fn runs_by_itself(root: &Path) -> Result<()> {
     for program in ["relay-gateway", "relay-worker", "relayctl"] {
         let output = Command::new("chroot").arg(root).arg(format!("/usr/bin/{program}")).arg("--version").output()?;
