@@ -18,7 +18,6 @@ use relay_engine::{
     messages::{outbox_relay::relay_unpublished_batches, read_models},
     nodes::silence,
     push::sweep::sweep_mailboxes,
-    recovery::Readiness,
     tick::TickOutcome,
     workspaces,
 };
@@ -244,16 +243,17 @@ impl Loops {
         self.subscriptions.drain().await;
     }
 
+    /// Waits while recovery keeps storage closed: the rows of a restored database may be outdated until the repair.
+    pub(crate) async fn wait_until_ready(&self) {
+        self.engine.recovery().wait_until_ready().await;
+    }
+
     /// Runs one tick of one loop.
     ///
     /// # Errors
     /// When Postgres or NATS is unavailable or a transaction lost a race. Nothing is half done: tick again.
     #[tracing::instrument(name = "worker.loop.tick", level = "debug", skip_all, fields(loop.name = which.name()))]
     pub(crate) async fn tick(&self, which: Loop) -> Result<TickOutcome, TickError> {
-        // The rows of a restored database may be outdated until the repair.
-        if matches!(self.engine.recovery().readiness(), Readiness::Closed(_)) {
-            return Ok(TickOutcome::default());
-        }
         let work = async {
             let done = match which {
                 Loop::OutboxRelay => relay_unpublished_batches(&self.engine).await,

@@ -86,7 +86,7 @@ async fn run_loop(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
     let mut failing_since: Option<Instant> = None;
     let mut work = loops.watch_work(which);
     let mut due = Instant::now();
-    while !stop.is_cancelled() {
+    while stop.run_until_cancelled(loops.wait_until_ready()).await.is_some() {
         let began = Instant::now();
         let outcome = loops.tick(which).await;
         metrics::histogram!(name::LOOP_SECONDS, "loop" => which.name()).record(began.elapsed().as_secs_f64());

@@ -259,6 +259,13 @@ async fn a_full_gateway_refuses_and_recovers() -> Result<()> {
         .start()
         .await?;
     let gateway = stack.gateway(0).url();
+    // Those that asked whether it is ready have ended.
+    wait::until_ok("no other connections", CLOSED_WITHIN, || async {
+        let open = stack.gateway(0).metric("relay_connections").await?;
+        ensure!(open == 0.0, "{open}");
+        Ok(())
+    })
+    .await?;
     let _silent: Vec<TcpClient> = try_join_all((0..8).map(|_| TcpClient::connect(gateway))).await?;
     let ask = || async {
         let mut client = TcpClient::connect(gateway).await?;
