@@ -1,6 +1,6 @@
 //! Tasks of a process: [`TaskSet`] for the long-running ones, whose end stops the process, [`spawn_isolated`] for
 //! those of one request, connection, mailbox or endpoint, whose panic must not, [`batches`] for queues that one task
-//! empties, and [`byte_budget`] for message bodies in memory.
+//! empties, [`newest`] for values of which only the newest counts, and [`byte_budget`] for message bodies in memory.
 //!
 //! Used by the engine, the dispatcher, the runtime and the services. No other crate of these calls `tokio::spawn`; a
 //! library crate owns a `JoinSet` (`cargo xtask tidy`).
@@ -8,6 +8,7 @@
 pub mod batches;
 pub mod byte_budget;
 pub mod metric_names;
+pub mod newest;
 
 use std::{
     panic::AssertUnwindSafe,

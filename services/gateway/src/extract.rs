@@ -73,8 +73,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for KeyedBody<T> {
         let (headers, bytes) = read_body(request).await?;
         let body = parse(&headers, &bytes)?;
         // A value that is no text counts as an empty key, which is invalid.
-        let key =
-            find_key(&headers).map(|value| ClientKey::read(value.to_str().unwrap_or_default(), &bytes)).transpose()?;
+        let key = find_key(&headers)
+            .map(|value| ClientKey::read(value.to_str().unwrap_or_default(), &bytes, &[]))
+            .transpose()?;
         Ok(Self { body, key })
     }
 }

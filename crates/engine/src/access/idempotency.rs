@@ -22,26 +22,17 @@ pub struct ClientKey {
 }
 
 impl ClientKey {
-    /// Parses the header. Bodies that differ only in white space, in the order of keys, or in `data` being null or
-    /// absent are equal.
+    /// Parses the header. Bodies that differ only in white space, in the order of keys, in `data` being null or absent,
+    /// or in the ignored fields are equal.
     ///
     /// # Errors
     /// When the key is not 1 to 255 visible ASCII characters.
-    pub fn read(header: &str, body: &[u8]) -> EngineResult<Self> {
-        Self::read_without(header, body, &[])
-    }
-
-    /// Parses the key of a request that carries these fields in its body, and elsewhere on its own route: they do not
-    /// belong to the body.
-    ///
-    /// # Errors
-    /// As [`ClientKey::read`].
-    pub fn read_without(header: &str, body: &[u8], fields_elsewhere: &[&str]) -> EngineResult<Self> {
+    pub fn read(header: &str, body: &[u8], ignored_fields: &[&str]) -> EngineResult<Self> {
         let text =
             names::parse_idempotency_key(header).ok_or(EngineError::Invalid(InvalidInput::IdempotencyKey))?.to_owned();
         let canonical = serde_json::from_slice::<Value>(body).map(|mut value| {
             if let Value::Object(fields) = &mut value {
-                fields.retain(|name, _| !fields_elsewhere.contains(&name.as_str()));
+                fields.retain(|name, _| !ignored_fields.contains(&name.as_str()));
                 if fields.get("data").is_some_and(Value::is_null) {
                     fields.remove("data");
                 }
@@ -113,28 +104,28 @@ mod tests {
 
     #[test]
     fn key_hashes_differ_by_actor_operation_and_target() {
-        let key = ClientKey::read(" k1 ", b"{}").unwrap();
+        let key = ClientKey::read(" k1 ", b"{}", &[]).unwrap();
         let hashes = [
             key.hash("1", "message.post", "2"),
             key.hash("12", "message.post", ""),
             key.hash("1", "dm.post", "2"),
-            ClientKey::read("k2", b"{}").unwrap().hash("1", "message.post", "2"),
+            ClientKey::read("k2", b"{}", &[]).unwrap().hash("1", "message.post", "2"),
         ];
         for (at, hash) in hashes.iter().enumerate() {
             assert!(!hashes[..at].contains(hash));
         }
         assert_eq!(key.text(), "k1");
-        assert!(ClientKey::read("a b", b"").is_err());
+        assert!(ClientKey::read("a b", b"", &[]).is_err());
     }
 
     #[test]
     fn equal_bodies_have_equal_fingerprints() {
-        let a = ClientKey::read("k", br#"{"a":1,"b":[2]}"#).unwrap();
-        let b = ClientKey::read("k", br#"{ "b": [2], "a": 1 }"#).unwrap();
-        let c = ClientKey::read("k", br#"{"a":1,"b":[3]}"#).unwrap();
+        let a = ClientKey::read("k", br#"{"a":1,"b":[2]}"#, &[]).unwrap();
+        let b = ClientKey::read("k", br#"{ "b": [2], "a": 1 }"#, &[]).unwrap();
+        let c = ClientKey::read("k", br#"{"a":1,"b":[3]}"#, &[]).unwrap();
         assert_eq!(a.fingerprint, b.fingerprint);
         assert_ne!(a.fingerprint, c.fingerprint);
-        let of = |body: &[u8]| ClientKey::read("k", body).unwrap().fingerprint;
+        let of = |body: &[u8]| ClientKey::read("k", body, &[]).unwrap().fingerprint;
         assert_eq!(of(br#"{"text":"a"}"#), of(br#"{"data":null,"text":"a"}"#));
         assert_ne!(of(br#"{"text":"a"}"#), of(br#"{"data":{},"text":"a"}"#));
     }

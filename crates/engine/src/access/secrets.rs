@@ -148,21 +148,13 @@ impl Secrets {
         Some(plain.to_vec())
     }
 
-    /// Returns the key id and the signature.
-    pub(crate) fn sign(&self, bytes: &[u8]) -> EngineResult<(&str, [u8; 32])> {
-        let key = self.keys.first().ok_or(EngineError::Internal(Fault::NoRandomness))?;
-        let tag = hmac::sign(&key.signing, bytes);
-        let tag = tag.as_ref().try_into().map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
-        Ok((&key.id, tag))
-    }
-
     /// Id of the key that encrypts and signs.
     pub(crate) fn current_key_id(&self) -> &str {
         self.keys.first().map_or(GENERATED_KEY_ID, |key| &key.id)
     }
 
     /// Returns the signature by a known key; `None` if it has been removed.
-    pub(crate) fn sign_with(&self, key_id: &str, bytes: &[u8]) -> Option<[u8; 32]> {
+    pub(crate) fn sign(&self, key_id: &str, bytes: &[u8]) -> Option<[u8; 32]> {
         let key = self.keys.iter().find(|key| key.id == key_id)?;
         hmac::sign(&key.signing, bytes).as_ref().try_into().ok()
     }
@@ -249,7 +241,8 @@ mod tests {
     #[test]
     fn signature_verifies_only_its_key_and_bytes() {
         let secrets = secrets(&["a", "b"]);
-        let (key, tag) = secrets.sign(b"bytes").unwrap();
+        let key = secrets.current_key_id();
+        let tag = secrets.sign(key, b"bytes").unwrap();
         assert!(secrets.verify(key, b"bytes", &tag));
         assert!(!secrets.verify("b", b"bytes", &tag));
         assert!(!secrets.verify("c", b"bytes", &tag));

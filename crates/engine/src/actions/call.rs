@@ -165,20 +165,15 @@ impl Actions {
             durable: request.durable,
             key,
         };
-        self.create_invocation(scope, call).await
+        self.create_invocation(scope, self.new_invocation_id(), call).await
     }
 
-    /// Creates an invocation.
-    pub async fn create_invocation(
-        &self,
-        scope: WorkspaceScope,
-        call: InvocationRequest,
-    ) -> EngineResult<InvocationReceipt> {
-        self.create_invocation_with_id(scope, InvocationId::new(self.core.next_id()), call).await
+    pub(super) fn new_invocation_id(&self) -> InvocationId {
+        InvocationId::new(self.core.next_id())
     }
 
-    /// Creates an invocation under a given id.
-    pub(crate) async fn create_invocation_with_id(
+    /// Creates an invocation under this id.
+    pub(crate) async fn create_invocation(
         &self,
         scope: WorkspaceScope,
         id: InvocationId,

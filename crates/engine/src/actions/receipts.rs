@@ -73,7 +73,7 @@ impl Actions {
         };
         let new = NewInvocation {
             scope,
-            id: InvocationId::new(self.core.next_id()),
+            id: self.new_invocation_id(),
             action_name: call.action_name,
             handler: call.handler,
             caller: Invoker { agent_id: call.caller_id, name: call.caller_name },

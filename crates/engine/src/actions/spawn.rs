@@ -88,7 +88,7 @@ impl Actions {
             let family = self.core.family(scope).await;
             let input = self.schemas.check_input(family, &policy.input_schema, Value::Object(input)).await?;
             let call = spawn_call(caller, policy_handler(policy), input, durable, key);
-            return self.create_invocation(scope, call).await;
+            return self.create_invocation(scope, self.new_invocation_id(), call).await;
         }
         if let Some(node) = &target {
             self.check_capability(scope, node, &capability).await?;
@@ -97,7 +97,12 @@ impl Actions {
         let wait_policy = if target.is_some() { WaitPolicy::Always } else { WaitPolicy::Never };
         // An action of the same name may shadow the capacity, and call it in turn.
         let handler = Handler::Node { capability, target, provider: None, only_capacity: false, wait_policy };
-        self.create_invocation(scope, spawn_call(caller, handler, Value::Object(input), durable, key)).await
+        self.create_invocation(
+            scope,
+            self.new_invocation_id(),
+            spawn_call(caller, handler, Value::Object(input), durable, key),
+        )
+        .await
     }
 
     /// Handles `spawn` and `release` by their names, as placement clients invoke them.
@@ -153,7 +158,12 @@ impl Actions {
             wait_policy: WaitPolicy::Always,
         };
         let call = spawn_call(&caller, handler, Value::Object(input), false, None);
-        self.create_invocation(fence.scope, InvocationRequest { caller_name: node.name, ..call }).await
+        self.create_invocation(
+            fence.scope,
+            self.new_invocation_id(),
+            InvocationRequest { caller_name: node.name, ..call },
+        )
+        .await
     }
 
     /// Ends an agent through the node that runs it, or through the policy for releases. Without a node, or to delete it
@@ -200,9 +210,9 @@ impl Actions {
             call.handler = policy_handler(policy);
         }
         // Recorded before its node can have finished it.
-        let id = InvocationId::new(self.core.next_id());
+        let id = self.new_invocation_id();
         self.core.store.record_release(scope, id, agent.id, request.delete_agent, self.core.now()).await?;
-        match self.create_invocation_with_id(scope, id, call.clone()).await {
+        match self.create_invocation(scope, id, call.clone()).await {
             Ok(done) if done.id == id => return Ok(done),
             Err(EngineError::DependencyUnavailable(Dependency::Handler(_))) if !has_policy => {
                 self.core.store.delete_release(scope, id).await?

@@ -191,7 +191,7 @@ impl Actions {
                 durable: false,
                 key: Some(key),
             };
-            return self.create_invocation(scope, call).await.map(drop);
+            return self.create_invocation(scope, self.new_invocation_id(), call).await.map(drop);
         }
         let request =
             InvokeAction { name: trigger.action_name.clone(), node: None, input: Some(input), durable: false };

@@ -4,7 +4,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use chrono::{DateTime, Utc};
 use relay_domain::{FileId, WorkspaceId, WorkspaceScope};
 
-use crate::{EngineResult, access::secrets::Secrets};
+use crate::{EngineError, EngineResult, access::secrets::Secrets, error::Fault};
 
 /// Longer texts are refused unread.
 const MAX_TOKEN_LENGTH: usize = 256;
@@ -33,7 +33,8 @@ pub(super) fn create_token(
     expires_at: DateTime<Utc>,
 ) -> EngineResult<String> {
     let body = encode_permission(purpose, scope.workspace_id().get(), file.get(), expires_at.timestamp());
-    let (key_id, tag) = secrets.sign(&[CONTEXT, &body].concat())?;
+    let key_id = secrets.current_key_id();
+    let tag = secrets.sign(key_id, &[CONTEXT, &body].concat()).ok_or(EngineError::Internal(Fault::NoRandomness))?;
     Ok(format!("{key_id}.{}.{}", URL_SAFE_NO_PAD.encode(body), URL_SAFE_NO_PAD.encode(tag)))
 }
 

@@ -1,19 +1,14 @@
 //! Delivery cursors of gateways (sent, acknowledged), written behind in batches.
 //!
 //! An ack counts once it is in Postgres. Only one move per mailbox and reporting provider waits in memory, so an outage
-//! of Postgres costs no memory: hence a map instead of a queue (`relay_tasks::batches`). A write costs by the mailbox
-//! and not by the ack, so acks of many mailboxes gather for longer: a mailbox that is acked 50 times a second is then
-//! written four times instead of 50.
+//! of Postgres costs no memory. A write costs by the mailbox and not by the ack, so acks of many mailboxes gather for
+//! longer: a mailbox that is acked 50 times a second is then written four times instead of 50.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::{Mutex, PoisonError, Weak},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Weak, time::Duration};
 
 use relay_domain::{AgentId, WorkspaceScope};
 use relay_store::mailboxes::cursors::{CursorMove, LockedCursors};
-use tokio::sync::Notify;
+use relay_tasks::newest::NewestValues;
 
 use super::Mailboxes;
 use crate::{EngineResult, Inner, core::Core, events::announcement::Announcement};
@@ -30,33 +25,30 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// moves or is unassigned. The fence of the statement decides which of them count.
 type MovesByProvider = Vec<CursorMove>;
 
-#[derive(Debug, Default)]
-pub(crate) struct CursorMoves {
-    waiting: Mutex<HashMap<(WorkspaceScope, AgentId), MovesByProvider>>,
-    pending: Notify,
+/// Moves that wait to be written.
+#[derive(Debug)]
+pub(crate) struct CursorMoves(NewestValues<(WorkspaceScope, AgentId), MovesByProvider>);
+
+impl Default for CursorMoves {
+    fn default() -> Self {
+        Self(NewestValues::new("cursors", |earlier, later| later.into_iter().for_each(|moved| merge(earlier, moved))))
+    }
 }
 
 impl CursorMoves {
     fn add(&self, moved: CursorMove) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        merge(&mut waiting, moved);
-        drop(waiting);
-        self.pending.notify_one();
+        self.0.add((moved.scope, moved.agent_id), vec![moved]);
     }
 
     /// Returns moves that could not be written.
-    fn restore(&self, moves: Vec<CursorMove>) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        for moved in moves {
-            merge(&mut waiting, moved);
-        }
+    fn put_back(&self, moves: Vec<CursorMove>) {
+        self.0.put_back(moves.into_iter().map(|moved| ((moved.scope, moved.agent_id), vec![moved])));
     }
 
     /// Takes all moves, as rounds of at most one move per mailbox.
-    fn drain_rounds(&self) -> Vec<Vec<CursorMove>> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    fn take_rounds(&self) -> Vec<Vec<CursorMove>> {
         let mut rounds: Vec<Vec<CursorMove>> = Vec::new();
-        for (_, moves_of) in waiting.drain() {
+        for moves_of in self.0.take().into_values() {
             for (nth, moved) in moves_of.into_iter().enumerate() {
                 if nth == rounds.len() {
                     rounds.push(Vec::new());
@@ -70,8 +62,7 @@ impl CursorMoves {
 
 /// Merges a move. One provider's move never replaces another's: an ack that is lost here is not repeated. Neither does
 /// one of another recovery epoch, whose seqs may be those of other deliveries.
-fn merge(waiting: &mut HashMap<(WorkspaceScope, AgentId), MovesByProvider>, moved: CursorMove) {
-    let moves_of = waiting.entry((moved.scope, moved.agent_id)).or_default();
+fn merge(moves_of: &mut MovesByProvider, moved: CursorMove) {
     let is_same = |known: &&mut CursorMove| {
         known.node_id == moved.node_id && known.provider == moved.provider && known.epoch == moved.epoch
     };
@@ -90,7 +81,7 @@ pub(crate) async fn run(engine: Weak<Inner>, moves: Weak<CursorMoves>) {
     loop {
         let Some(moves) = moves.upgrade() else { return };
         // Wakes up regularly to notice that the moves were dropped with the engine.
-        let _ = tokio::time::timeout(Duration::from_secs(1), moves.pending.notified()).await;
+        let _ = tokio::time::timeout(Duration::from_secs(1), moves.0.added()).await;
         tokio::time::sleep(pause).await;
         let Some(inner) = engine.upgrade() else { return };
         match flush(&inner.core, &moves, LockedCursors::Skip).await {
@@ -98,7 +89,6 @@ pub(crate) async fn run(engine: Weak<Inner>, moves: Weak<CursorMoves>) {
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "failed to write cursor moves, will retry");
                 tokio::time::sleep(RETRY_AFTER).await;
-                moves.pending.notify_one();
             }
         }
     }
@@ -115,7 +105,7 @@ fn pause_after(mailboxes: usize) -> Duration {
 async fn flush(core: &Core, moves: &CursorMoves, locked: LockedCursors) -> EngineResult<usize> {
     // While another epoch was met, the writes below fail and the moves are kept.
     let served = core.store.served_epoch();
-    let mut rounds = moves.drain_rounds();
+    let mut rounds = moves.take_rounds();
     if served.is_some() {
         // Acks of sockets from before a recovery: their deliveries are sent again, with the same ids.
         rounds.iter_mut().for_each(|round| round.retain(|moved| moved.epoch == served));
@@ -133,12 +123,11 @@ async fn flush(core: &Core, moves: &CursorMoves, locked: LockedCursors) -> Engin
                 if !flushed.skipped.is_empty() {
                     let skipped: HashSet<_> = flushed.skipped.into_iter().collect();
                     let kept = some.iter().filter(|moved| skipped.contains(&(moved.scope, moved.agent_id)));
-                    moves.restore(kept.cloned().collect());
-                    moves.pending.notify_one();
+                    moves.put_back(kept.cloned().collect());
                 }
             }
             Err(error) => {
-                moves.restore(statements[nth..].concat());
+                moves.put_back(statements[nth..].concat());
                 return Err(error.into());
             }
         }
@@ -180,7 +169,7 @@ mod tests {
 
     fn taken(moves: &CursorMoves) -> Vec<Vec<(String, Seq, Seq)>> {
         let one = |m: CursorMove| (m.provider.to_string(), m.sent_seq, m.acked_seq);
-        moves.drain_rounds().into_iter().map(|round| round.into_iter().map(one).collect()).collect()
+        moves.take_rounds().into_iter().map(|round| round.into_iter().map(one).collect()).collect()
     }
 
     #[test]
@@ -210,13 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn restored_moves_never_lower_a_cursor() {
+    fn moves_that_are_put_back_never_lower_a_cursor() {
         let moves = CursorMoves::default();
         moves.add(moved("a", 4, 4));
-        let unwritten = moves.drain_rounds().concat();
+        let unwritten = moves.take_rounds().concat();
         moves.add(moved("b", 6, 6));
         moves.add(moved("a", 5, 0));
-        moves.restore(unwritten);
-        assert_eq!(taken(&moves), [[("b".to_owned(), 6, 6)], [("a".to_owned(), 5, 4)]]);
+        moves.put_back(unwritten);
+        assert_eq!(taken(&moves), [[("a".to_owned(), 5, 4)], [("b".to_owned(), 6, 6)]]);
     }
 }

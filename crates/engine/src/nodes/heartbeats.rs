@@ -1,15 +1,10 @@
 //! Heartbeats of providers, gathered and written together.
-//!
-//! A map instead of a queue (`relay_tasks::batches`): only the newest heartbeat of a provider counts.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use relay_domain::{ActionId, JsonText, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{StoreError, nodes::heartbeats::Heartbeat};
+use relay_tasks::newest::NewestValues;
 
 use super::{Nodes, settings::check_broker_name};
 use crate::Inner;
@@ -21,43 +16,30 @@ type ProviderKey = (WorkspaceScope, NodeId, ProviderName);
 
 /// Heartbeats that wait to be written: the newest of each provider, with up to 64 KiB of capabilities as text. Parsed,
 /// these would take 80 times as much.
-#[derive(Debug, Default)]
-pub(crate) struct Heartbeats {
-    waiting: Mutex<HashMap<ProviderKey, Heartbeat>>,
+#[derive(Debug)]
+pub(crate) struct Heartbeats(NewestValues<ProviderKey, Heartbeat>);
+
+impl Default for Heartbeats {
+    fn default() -> Self {
+        Self(NewestValues::new("heartbeats", merge))
+    }
 }
 
 impl Heartbeats {
     fn add(&self, beat: Heartbeat) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        match waiting.entry(key_of(&beat)) {
-            Entry::Occupied(mut earlier) => {
-                let merged = merge(earlier.get().clone(), beat);
-                earlier.insert(merged);
-            }
-            Entry::Vacant(place) => _ = place.insert(beat),
-        }
+        self.0.add(key_of(&beat), beat);
     }
 
     /// Returns those of the unwritten heartbeats whose content no later one repeats: clients send capabilities, limits
     /// and names only when they change.
-    fn restore(&self, beats: &[Heartbeat]) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    fn put_back(&self, beats: &[Heartbeat]) {
         let repeats_nothing =
             |beat: &&Heartbeat| beat.capabilities.is_some() || beat.max_agents.is_some() || beat.node_name.is_some();
-        for beat in beats.iter().filter(repeats_nothing) {
-            match waiting.entry(key_of(beat)) {
-                Entry::Occupied(mut later) => {
-                    let merged = merge(beat.clone(), later.get().clone());
-                    later.insert(merged);
-                }
-                Entry::Vacant(place) => _ = place.insert(beat.clone()),
-            }
-        }
+        self.0.put_back(beats.iter().filter(repeats_nothing).map(|beat| (key_of(beat), beat.clone())));
     }
 
-    fn drain(&self) -> Vec<Heartbeat> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.drain().map(|(_, beat)| beat).collect()
+    fn take(&self) -> Vec<Heartbeat> {
+        self.0.take().into_values().collect()
     }
 }
 
@@ -66,57 +48,52 @@ fn key_of(beat: &Heartbeat) -> ProviderKey {
 }
 
 /// Keeps of the earlier heartbeat what the later one leaves out, unless another connection has come between.
-fn merge(earlier: Heartbeat, later: Heartbeat) -> Heartbeat {
-    if earlier.epoch != later.epoch {
-        return if earlier.epoch > later.epoch { earlier } else { later };
+fn merge(earlier: &mut Heartbeat, mut later: Heartbeat) {
+    if earlier.epoch > later.epoch {
+        return;
     }
-    Heartbeat {
-        capabilities: later.capabilities.or(earlier.capabilities),
-        max_agents: later.max_agents.or(earlier.max_agents),
-        version: later.version.or(earlier.version),
-        node_name: later.node_name.or(earlier.node_name),
-        ..later
+    if earlier.epoch == later.epoch {
+        later.capabilities = later.capabilities.or(earlier.capabilities.take());
+        later.max_agents = later.max_agents.or(earlier.max_agents);
+        later.version = later.version.or(earlier.version.take());
+        later.node_name = later.node_name.or(earlier.node_name.take());
     }
+    *earlier = later;
 }
 
 /// Writes heartbeats until the engine is dropped.
 pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
-    // Recorded changes of capabilities that placement does not use yet, and new names of nodes; the newest of each
-    // provider.
-    let mut changed: HashMap<ProviderKey, Heartbeat> = HashMap::new();
+    // Recorded changes of capabilities that placement does not use yet, and new names of nodes.
+    let changed = NewestValues::new("changed_heartbeats", merge);
     loop {
         tokio::time::sleep(HEARTBEATS_EVERY).await;
         let Some(inner) = engine.upgrade() else { return };
-        for some in inner.nodes.heartbeats.drain().chunks(1000) {
-            record(&inner, some, &mut changed).await;
+        for some in inner.nodes.heartbeats.take().chunks(1000) {
+            record(&inner, some, &changed).await;
         }
-        let mut failed = HashMap::new();
-        for (key, beat) in changed.drain() {
+        for (key, beat) in changed.take() {
             if let Err(error) = apply_changes(&inner, &beat).await {
                 tracing::debug!(
                     error = &error as &dyn std::error::Error,
                     "changes of a heartbeat not applied, will retry"
                 );
-                failed.insert(key, beat);
+                changed.put_back([(key, beat)]);
             }
         }
-        changed = failed;
     }
 }
 
 /// Records heartbeats, and adds those with changed capabilities or another name of their node to `changed`.
-async fn record(inner: &Inner, beats: &[Heartbeat], changed: &mut HashMap<ProviderKey, Heartbeat>) {
+async fn record(inner: &Inner, beats: &[Heartbeat], changed: &NewestValues<ProviderKey, Heartbeat>) {
     match inner.core.store.record_heartbeats(beats).await {
         Ok(newly) => {
             for beat in newly.into_iter().chain(beats.iter().filter(|beat| beat.node_name.is_some())) {
-                let earlier = changed.remove(&key_of(beat));
-                let merged = earlier.map_or_else(|| beat.clone(), |earlier| merge(earlier, beat.clone()));
-                changed.insert(key_of(beat), merged);
+                changed.add(key_of(beat), beat.clone());
             }
         }
         Err(error) if !is_permanent(&error) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "failed to record heartbeats, will retry");
-            inner.nodes.heartbeats.restore(beats);
+            inner.nodes.heartbeats.put_back(beats);
         }
         // One of them is at fault: written alone, it delays no other.
         Err(_) if beats.len() > 1 => {
@@ -209,7 +186,7 @@ mod tests {
 
     fn written(beats: &Heartbeats) -> Vec<(i64, f64, Option<String>)> {
         let name = |beat: &Heartbeat| beat.capabilities.as_ref().map(|list| list.to_value()[0]["name"].to_string());
-        beats.drain().iter().map(|beat| (beat.epoch, beat.load, name(beat))).collect()
+        beats.take().iter().map(|beat| (beat.epoch, beat.load, name(beat))).collect()
     }
 
     #[test]
@@ -217,9 +194,9 @@ mod tests {
         let beats = Heartbeats::default();
         beats.add(beat(1, 0.1, Some("build")));
         beats.add(beat(1, 0.2, None));
-        let unwritten = beats.drain();
+        let unwritten = beats.take();
         beats.add(beat(1, 0.3, None));
-        beats.restore(&unwritten);
+        beats.put_back(&unwritten);
         assert_eq!(written(&beats), [(1, 0.3, Some("\"build\"".to_owned()))]);
     }
 
@@ -227,7 +204,7 @@ mod tests {
     fn a_heartbeat_of_an_older_connection_adds_nothing() {
         let beats = Heartbeats::default();
         beats.add(beat(2, 0.2, None));
-        beats.restore(&[beat(1, 0.1, Some("build"))]);
+        beats.put_back(&[beat(1, 0.1, Some("build"))]);
         assert_eq!(written(&beats), [(2, 0.2, None)]);
     }
 }

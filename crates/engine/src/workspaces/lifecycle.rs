@@ -308,7 +308,7 @@ struct StoredCreation<'a> {
 /// been removed.
 fn derive_key(secrets: &Secrets, key_id: &str, salt: &str, key: &ClientKey) -> Option<String> {
     let parts = [KEY_CONTEXT, salt.as_bytes(), b"\0", key.text().as_bytes()].concat();
-    let tag = secrets.sign_with(key_id, &parts)?;
+    let tag = secrets.sign(key_id, &parts)?;
     let (bytes, _) = tag.split_first_chunk::<TOKEN_BYTES>()?;
     Some(TokenKind::Workspace.format_token(*bytes))
 }
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn a_workspace_key_follows_from_salt_client_key_and_installation_key() {
-        let client = |text| ClientKey::read(text, b"{}").unwrap();
+        let client = |text| ClientKey::read(text, b"{}", &[]).unwrap();
         let secrets = Secrets::for_test_keys(&["a", "b"]);
         let derived = |key_id, salt, text| derive_key(&secrets, key_id, salt, &client(text));
         let key = derived("a", "s1", "create-acme").unwrap();

@@ -22,7 +22,7 @@ impl ConnectionPool {
     where
         E: 'q + Execute<'q, Postgres>,
     {
-        let mut lease = self.for_statement_of(purpose).await?;
+        let mut lease = self.for_statement(purpose).await?;
         let rows = self.before_deadline(lease.fetch_all(query)).await?;
         self.before_deadline(lease.finish()).await?;
         Ok(rows)
@@ -40,7 +40,7 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
     {
         let (mut rows, taken) = mpsc::channel(ROWS_AHEAD);
         let statement = async move {
-            let mut lease = self.for_statement().await?;
+            let mut lease = self.for_statement(Purpose::Others).await?;
             let sent = async {
                 let mut steps = lease.fetch_many(query);
                 while let Some(step) = steps.try_next().await? {
@@ -63,7 +63,7 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
         E: 'q + Execute<'q, Postgres>,
     {
         Box::pin(async move {
-            let mut lease = self.for_statement().await?;
+            let mut lease = self.for_statement(Purpose::Others).await?;
             let done = self.before_deadline(lease.execute(query)).await?;
             self.before_deadline(lease.finish()).await?;
             Ok(done)
@@ -85,7 +85,7 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
         E: 'q + Execute<'q, Postgres>,
     {
         Box::pin(async move {
-            let mut lease = self.for_statement().await?;
+            let mut lease = self.for_statement(Purpose::Others).await?;
             let row = self.before_deadline(lease.fetch_optional(query)).await?;
             self.before_deadline(lease.finish()).await?;
             Ok(row)

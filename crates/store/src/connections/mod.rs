@@ -158,16 +158,7 @@ impl ConnectionPool {
     }
 
     /// Takes a connection for one statement, which is a transaction of its own. Only [`Lease::finish`] completes it.
-    async fn for_statement(&self) -> sqlx::Result<Lease> {
-        self.for_statement_of(Purpose::Others).await
-    }
-
-    /// Takes a connection for the statement that commits a batch: the one that executed it last, if it is free.
-    pub(crate) async fn for_commit(&self) -> sqlx::Result<Lease> {
-        self.for_statement_of(Purpose::Commits).await
-    }
-
-    async fn for_statement_of(&self, purpose: Purpose) -> sqlx::Result<Lease> {
+    pub(crate) async fn for_statement(&self, purpose: Purpose) -> sqlx::Result<Lease> {
         if self.opening.is_pooled() {
             Ok(self.open(purpose, self.opening.begin()).await?.0)
         } else {

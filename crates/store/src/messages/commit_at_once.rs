@@ -22,6 +22,7 @@ use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 use crate::{
     Store, StoreError,
     access::idempotency::PostRecord,
+    connections::Purpose,
     decode::decode_rows,
     events::{self, EventColumns, EventSeq},
     messages::{
@@ -170,8 +171,8 @@ async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Option<BatchOutc
     let doing = "committing the batch";
     let columns = StatementColumns::collect(batch);
     // Without a connection nothing was sent.
-    let mut connection =
-        store.pool.for_commit().await.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::NotCommitted)?;
+    let taken = store.pool.for_statement(Purpose::Commits).await;
+    let mut connection = taken.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::NotCommitted)?;
     let statement = async {
         let rows = columns.query(batch).fetch_all(&mut *connection).await?;
         connection.finish().await?;

@@ -94,7 +94,7 @@ fn targets_are_looked_up_without_their_marks() {
 
 #[test]
 fn a_key_is_bound_to_the_operation_and_to_the_target_unless_that_is_an_agent() -> EngineResult<()> {
-    let key = ClientKey::read("k1", b"{}")?;
+    let key = ClientKey::read("k1", b"{}", &[])?;
     let sender = Sender::from(&ada());
     let hash = |target: Target| target.stored_key(&sender, &key).hash;
     let all = [
