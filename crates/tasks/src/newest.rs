@@ -1,7 +1,8 @@
-//! Values of which only the newest of each key counts, taken together by one task and written behind.
+//! [`NewestValues`]: values merged by key until one task takes them, such as the cursors and heartbeats that the engine
+//! writes behind.
 //!
-//! During an outage they hold one value per key, where a queue ([`batches`](crate::batches)) grows to its bound and then
-//! refuses what is newest.
+//! During an outage they hold one value per key, where a queue ([`batches`](crate::batches)) grows to its bound and
+//! then refuses what is newest.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -40,7 +41,8 @@ impl<K: Eq + Hash, V> NewestValues<K, V> {
         self.added.notify_one();
     }
 
-    /// Returns taken values that were not written: values that were added meanwhile are later.
+    /// Puts taken values back that were not written. Values that were added meanwhile are later; of several values of
+    /// one key, the latest comes first.
     pub fn put_back(&self, unwritten: impl IntoIterator<Item = (K, V)>) {
         let mut waiting = self.lock();
         for (key, mut earlier) in unwritten {
@@ -67,7 +69,7 @@ impl<K: Eq + Hash, V> NewestValues<K, V> {
     }
 
     /// Waits until a value was added or put back since the last wait. One task waits at a time.
-    pub async fn added(&self) {
+    pub async fn wait_for_values(&self) {
         self.added.notified().await;
     }
 
@@ -109,11 +111,11 @@ mod tests {
     #[test]
     fn a_waiting_task_learns_of_values_that_came_before() {
         let texts = texts();
-        assert!(texts.added().now_or_never().is_none());
+        assert!(texts.wait_for_values().now_or_never().is_none());
         texts.add(1, "a".to_owned());
-        assert!(texts.added().now_or_never().is_some());
-        assert!(texts.added().now_or_never().is_none(), "told once");
+        assert!(texts.wait_for_values().now_or_never().is_some());
+        assert!(texts.wait_for_values().now_or_never().is_none(), "one wake-up for one value");
         texts.put_back(texts.take());
-        assert!(texts.added().now_or_never().is_some());
+        assert!(texts.wait_for_values().now_or_never().is_some());
     }
 }

@@ -259,7 +259,7 @@ async fn a_full_gateway_refuses_and_recovers() -> Result<()> {
         .start()
         .await?;
     let gateway = stack.gateway(0).url();
-    // Those that asked whether it is ready have ended.
+    // The connections of the readiness checks end first.
     wait::until_ok("no other connections", CLOSED_WITHIN, || async {
         let open = stack.gateway(0).metric("relay_connections").await?;
         ensure!(open == 0.0, "{open}");

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::shares::create_family;
 
 const SOON: Duration = Duration::from_secs(30);
-/// Time within which endpoints are called again whose breaker the events of the set-up have opened, for 30 s.
+/// Time until the breakers that events of the set-up have opened, for 30 s, let calls through again.
 const LOOKED_UP_WITHIN: Duration = Duration::from_secs(90);
 /// Lookups that a worker makes for one tenant at a time, each of which ends after [`LOOKUP_TIMEOUT`].
 const SHARE: usize = 8;
@@ -57,7 +57,6 @@ async fn unanswered_lookups_of_a_family_leave_the_resolver_to_other_tenants() ->
 
     // Registrations are events, whose posts have looked names up already.
     names.forget_unanswered_names();
-    let began = Instant::now();
     let posts = members.iter().zip(&senders).map(|(member, eve)| member.as_agent(eve));
     try_join_all(posts.map(|eve| async move { eve.post_message("general", "hello").await?.success() })).await?;
     wait::until_ok("the lookups of the attacker", LOOKED_UP_WITHIN, || async {
@@ -66,6 +65,7 @@ async fn unanswered_lookups_of_a_family_leave_the_resolver_to_other_tenants() ->
     })
     .await?;
     // For so long that each lookup of the attacker ends once, and others have their turns.
+    names.forget_unanswered_names();
     let attacked = Instant::now();
     while attacked.elapsed() < LOOKUP_TIMEOUT {
         let before = receiver.count();
@@ -74,7 +74,7 @@ async fn unanswered_lookups_of_a_family_leave_the_resolver_to_other_tenants() ->
     }
     let lookups = names.unanswered_names();
     // Those that were in progress when the count began may ask once more; then each turn takes its whole time.
-    let rounds = began.elapsed().as_secs() / LOOKUP_TIMEOUT.as_secs() + 2;
+    let rounds = attacked.elapsed().as_secs() / LOOKUP_TIMEOUT.as_secs() + 2;
     let most = SHARE * usize::try_from(rounds)?;
     ensure!(lookups <= most, "{lookups} lookups, at most {most}");
     Ok(())

@@ -15,6 +15,7 @@ use relay_testkit::{
     stack::Stack,
     wait,
 };
+use reqwest::StatusCode;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
@@ -143,12 +144,15 @@ async fn nodes_with_many_capabilities_take_a_bounded_part_of_a_gateway() -> Resu
     let read = |path: &'static str| {
         let request = client.get(format!("{}{path}", key.base())).bearer_auth(key.token());
         async move {
-            // A read that waits too long for memory is refused, and tried again, as clients do.
-            let shown = wait::until_ok("room for the reply", READ_WITHIN, || async {
+            // A read that waits too long for memory is refused, and tried again.
+            let reply = wait::until_ok("memory for the reply", READ_WITHIN, || async {
                 let again = request.try_clone().context("a request without a body")?;
-                anyhow::Ok(again.send().await?.error_for_status()?.text().await?)
+                let reply = again.send().await?;
+                ensure!(reply.status() != StatusCode::SERVICE_UNAVAILABLE, "refused");
+                Ok(reply)
             })
             .await?;
+            let shown = reply.error_for_status()?.text().await?;
             let capabilities = shown.matches(r#""relay:provider-"#).count();
             ensure!(capabilities == PROVIDERS && shown.len() > all, "{path} shows {capabilities} capabilities");
             anyhow::Ok(())

@@ -40,9 +40,9 @@ impl CursorMoves {
         self.0.add((moved.scope, moved.agent_id), vec![moved]);
     }
 
-    /// Returns moves that could not be written.
+    /// Puts moves back that could not be written.
     fn put_back(&self, moves: Vec<CursorMove>) {
-        self.0.put_back(moves.into_iter().map(|moved| ((moved.scope, moved.agent_id), vec![moved])));
+        self.0.put_back(moves.into_iter().rev().map(|moved| ((moved.scope, moved.agent_id), vec![moved])));
     }
 
     /// Takes all moves, as rounds of at most one move per mailbox.
@@ -81,7 +81,7 @@ pub(crate) async fn run(engine: Weak<Inner>, moves: Weak<CursorMoves>) {
     loop {
         let Some(moves) = moves.upgrade() else { return };
         // Wakes up regularly to notice that the moves were dropped with the engine.
-        let _ = tokio::time::timeout(Duration::from_secs(1), moves.0.added()).await;
+        let _ = tokio::time::timeout(Duration::from_secs(1), moves.0.wait_for_values()).await;
         tokio::time::sleep(pause).await;
         let Some(inner) = engine.upgrade() else { return };
         match flush(&inner.core, &moves, LockedCursors::Skip).await {

@@ -112,6 +112,7 @@ struct KeptConnection {
 /// other statements shuffles them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
+    /// Statements that commit a batch, on the connection that executed one last if it is free.
     Commits,
     /// Transactions that place invocations, one at a time.
     Placements,
