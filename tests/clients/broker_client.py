@@ -1,12 +1,14 @@
-"""The published Python client of a broker against ours, which it starts itself.
+"""Every public method of the published Python client of a broker against ours, which it starts itself.
 
 Arguments: the broker, the fake agent, a working directory, a file for the agent's messages.
 """
 
 import asyncio
+import json
 import sys
 
 from agent_relay.client import AgentRelayClient, AgentRelayProtocolError
+from broker_client_surface import surface, watch
 
 BROKER, FAKE_AGENT, FOLDER, LOG = sys.argv[1:5]
 
@@ -33,11 +35,25 @@ def messages():
 
 async def main():
     errors = []
-    client = await AgentRelayClient.spawn(
-        binary_path=BROKER, broker_name="python", cwd=FOLDER, startup_timeout_ms=60_000, on_stderr=errors.append
+    Client = watch(AgentRelayClient)
+    client = watch(
+        await Client.spawn(
+            binary_path=BROKER,
+            binary_args=["--state-dir", f"{FOLDER}/state"],
+            broker_name="python",
+            cwd=FOLDER,
+            startup_timeout_ms=60_000,
+            on_stderr=errors.append,
+        )
     )
+    exited = asyncio.create_task(client.wait_for_exit())
     try:
         assert client.workspace_key
+        session = await client.get_session()
+        assert (session["protocol_version"], session["workspace_key"]) == (2, client.workspace_key), session
+        with open(f"{FOLDER}/state/connection.json", encoding="utf-8") as file:
+            connection = json.load(file)
+        assert client.broker_pid == connection["pid"]
         assert (await client.health_check())["service"] == "agent-relay-listen"
         await client.preflight_agents([{"name": "x", "cli": "claude"}])
         spawned = await client.spawn_pty(
@@ -55,8 +71,22 @@ async def main():
         assert sent["event_id"], sent
         await until("the message", lambda: any(line.endswith("through the engine") for line in messages()))
         await until("a verdict", lambda: client.query_events(kind="delivery_verified"))
+        events = []
+        ignore = client.on_event(events.append)
         await client.send_input("a b#c", "typed\r")
         await until("keys", lambda: any(line.endswith(" typed") for line in messages()))
+        await until("their echo", lambda: shown(events, "typed"))
+        ignore()
+        count = len(events)
+        await client.send_input("a b#c", "unheard\r")
+        await until("an echo", lambda: shown(client.query_events(kind="worker_stream", name="a b#c"), "unheard"))
+        assert len(events) == count, events[count:]
+        # A client that has not started the broker, and does not end it.
+        guest = Client(base_url=connection["url"], api_key=connection["api_key"])
+        assert (await guest.get_session())["workspace_key"] == client.workspace_key
+        assert guest.broker_pid is None
+        await guest.wait_for_exit()
+        await guest.shutdown()
         await client.resize_pty("a b#c", 30, 100)
         await client.subscribe_channels("a b#c", ["python"])
         await client.unsubscribe_channels("a b#c", ["python"])
@@ -77,7 +107,15 @@ async def main():
         raise
     finally:
         await client.shutdown()
+    await exited
+    assert client.broker_pid is None
+    count, unused = surface()
+    assert count > 20 and not unused, (count, unused)
     print("done")
+
+
+def shown(events, text):
+    return text in "".join(event["chunk"] for event in events if event.get("kind") == "worker_stream")
 
 
 async def no_agents(client):
