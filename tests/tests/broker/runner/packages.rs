@@ -32,6 +32,20 @@ async fn invoke(scene: &Scene, action: &str, input: Value) -> Result<Value> {
     .await
 }
 
+/// Invokes the action of the examples that spawns an agent, drives it and sends it a message.
+async fn dictate(scene: &Scene, agent: &str) -> Result<()> {
+    let input = json!({ "name": agent, "keys": "by-hand", "text": "held-message" });
+    let output = invoke(scene, "dictate", input).await?;
+    let screen = |key: &str| output[key].as_str().with_context(|| format!("{key} of {output}"));
+    let (before, after) = (screen("before")?, screen("after")?);
+    ensure!(before.contains("by-hand") && !before.contains("held-message"), "{before}");
+    ensure!(after.contains("by-hand") && after.contains("held-message"), "{after}");
+    ensure!(output["flushed"] == 1, "{output}");
+    let mode = scene.broker.call("GET", &format!("/api/spawned/{agent}/delivery-mode"), None).await?.body;
+    ensure!(mode["mode"] == "auto_inject", "the mode before comes back: {mode}");
+    Ok(())
+}
+
 fn start(scene: &Scene, program: &str, example: PathBuf, environment: &[(&str, String)]) -> Result<Process> {
     let folder = scene.broker.folder();
     let mut spec = Spec::new("runner", program, folder.join("runner.log"));
@@ -69,6 +83,9 @@ async fn the_package_for_node_hosts_a_fleet_definition_over_a_broker_restart() -
     let spawned = invoke(&scene, "spawn:cat", json!({ "name": "purr" })).await?;
     assert_eq!(spawned["name"], "purr", "{spawned}");
     assert_eq!(scene.broker.names().await?, ["purr"]);
+    dictate(&scene, "written").await?;
+    let posted = scene.sender.get("/v1/channels/general/messages").await?.success()?;
+    assert!(posted.to_string().contains("written has held-message"), "{posted}");
 
     scene.broker.kill_and_restart().await?;
     assert_eq!(invoke(&scene, "shout", json!({ "text": "again" })).await?, json!({ "text": "AGAIN" }));
@@ -90,6 +107,7 @@ async fn the_package_for_python_hosts_a_handler_over_a_broker_restart() -> Resul
     let runner = start(&scene, "python3", source.join("example/shout.py"), &environment)?;
     wait_registered(&runner).await?;
     assert_eq!(invoke(&scene, "shout", json!({ "text": "hi" })).await?, json!({ "text": "HI" }));
+    dictate(&scene, "written").await?;
     scene.broker.kill_and_restart().await?;
     assert_eq!(invoke(&scene, "shout", json!({ "text": "again" })).await?, json!({ "text": "AGAIN" }));
     stop(&runner).await
