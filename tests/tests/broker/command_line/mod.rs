@@ -1,5 +1,6 @@
 //! The published command line, unmodified, with our broker.
 
+mod agents;
 mod fleet;
 
 use std::path::PathBuf;
