@@ -1,20 +1,24 @@
 //! The broker at the engine: its workspace, its own agent, its node, its channels. Made once at the start.
 
 use std::{
-    io,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
 use futures::future::join_all;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{Engine, EngineError, Request, node_id};
-use crate::{state::write_private_file, version};
+use crate::{
+    state::{refuse_newer, write_versioned},
+    version,
+};
 
+/// Version of the files with the node token and the key.
+const FILES_VERSION: u32 = 1;
 /// An engine that cannot be reached is tried for so long.
 const UNREACHABLE_LIMIT: Duration = Duration::from_secs(8);
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
@@ -112,7 +116,7 @@ pub(crate) async fn join(engine: &Engine, request: JoinRequest) -> Result<Identi
     };
     match &request.node_token {
         Some(token) => identity.node_token.clone_from(token),
-        None if identity.read_cached_token(engine) => {}
+        None if identity.read_cached_token(engine).await? => {}
         None => identity.enrol(engine).await?,
     }
     let channels = CHANNELS.iter().copied().chain(request.channels.iter().map(String::as_str));
@@ -148,35 +152,42 @@ impl Identity {
             token: self.node_token.clone(),
         };
         // Without the file the next broker asks for a token of its own.
-        if let Err(error) = keep(&self.token_file, &cached).await {
-            tracing::warn!(%error, "the node token could not be kept, the next start asks for another");
+        if let Err(error) = keep(&self.token_file, cached).await {
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "the node token could not be kept, the next start asks for another"
+            );
         }
         Ok(())
     }
 
-    fn read_cached_token(&mut self, engine: &Engine) -> bool {
-        let content = std::fs::read(&self.token_file).ok();
-        let cached: Option<CachedToken> = content.and_then(|content| serde_json::from_slice(&content).ok());
+    async fn read_cached_token(&mut self, engine: &Engine) -> Result<bool> {
+        let cached: Option<CachedToken> = read_kept(&self.token_file).await?;
         let fits = |cached: &CachedToken| {
             cached.base_url == engine.base_url()
                 && cached.workspace_id == self.workspace_id
                 && cached.node_id == self.node_id
         };
-        match cached.filter(fits) {
-            Some(cached) => {
-                (self.node_name, self.node_token) = (cached.node_name, cached.token);
-                true
-            }
-            None => false,
-        }
+        let Some(cached) = cached.filter(fits) else { return Ok(false) };
+        (self.node_name, self.node_token) = (cached.node_name, cached.token);
+        Ok(true)
     }
 }
 
 /// Writes a value to a private file of its own.
-async fn keep(file: &Path, value: &impl Serialize) -> io::Result<()> {
-    let (file, content) = (file.to_owned(), serde_json::to_vec(value)?);
-    let written = tokio::task::spawn_blocking(move || write_private_file(&file, &content)).await;
-    written.unwrap_or_else(|failed| Err(io::Error::other(failed)))
+async fn keep(file: &Path, value: impl Serialize + Send + 'static) -> Result<()> {
+    let file = file.to_owned();
+    tokio::task::spawn_blocking(move || write_versioned(&file, FILES_VERSION, &value)).await?
+}
+
+/// Reads a value that was kept. `None` without one: the engine gives another.
+///
+/// # Errors
+/// If a newer broker has written it.
+async fn read_kept<T: DeserializeOwned>(file: &Path) -> Result<Option<T>> {
+    let Ok(content) = tokio::fs::read(file).await else { return Ok(None) };
+    refuse_newer(file, &content, FILES_VERSION)?;
+    Ok(serde_json::from_slice(&content).ok())
 }
 
 async fn read_workspace(engine: &Engine, key: &str) -> Result<Value, EngineError> {
@@ -186,8 +197,7 @@ async fn read_workspace(engine: &Engine, key: &str) -> Result<Value, EngineError
 /// The workspace that an earlier broker on this state has created at the same engine, or a new one. Agents that are
 /// started again belong to the earlier one.
 async fn own_workspace(engine: &Engine, request: &JoinRequest) -> Result<(String, Value)> {
-    let content = tokio::fs::read(&request.key_file).await.ok();
-    let created: Option<CreatedWorkspace> = content.and_then(|content| serde_json::from_slice(&content).ok());
+    let created: Option<CreatedWorkspace> = read_kept(&request.key_file).await?;
     if let Some(CreatedWorkspace { api_key, .. }) = created.filter(|created| created.base_url == engine.base_url()) {
         match read_workspace(engine, &api_key).await {
             Err(EngineError::Refused { status: 401 | 404, .. }) => {
@@ -198,8 +208,11 @@ async fn own_workspace(engine: &Engine, request: &JoinRequest) -> Result<(String
     }
     let api_key = create_workspace(engine, &request.instance).await?;
     let created = CreatedWorkspace { base_url: engine.base_url().to_owned(), api_key: api_key.clone() };
-    if let Err(error) = keep(&request.key_file, &created).await {
-        tracing::warn!(%error, "the key of the workspace could not be kept, the next start creates another workspace");
+    if let Err(error) = keep(&request.key_file, created).await {
+        tracing::warn!(
+            error = format!("{error:#}"),
+            "the key of the workspace could not be kept, the next start creates another workspace"
+        );
     }
     let workspace = read_workspace(engine, &api_key).await?;
     Ok((api_key, workspace))
@@ -257,4 +270,30 @@ async fn patiently<'a>(engine: &Engine, request: impl Fn() -> Request<'a>) -> Re
 
 fn text(data: &Value, key: &str) -> Result<String> {
     data[key].as_str().map(str::to_owned).with_context(|| format!("the engine's answer has no {key}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_kept_value_is_read_with_and_without_a_version_but_not_from_a_newer_broker() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("workspace-key.json");
+        let read = async || read_kept::<CreatedWorkspace>(&file).await;
+        let key = async || read().await.expect("no newer file").map(|created| created.api_key);
+        assert_eq!(key().await, None);
+        std::fs::write(&file, r#"{"base_url":"http://engine","api_key":"before"}"#).expect("room");
+        assert_eq!(key().await.as_deref(), Some("before"));
+        let created = CreatedWorkspace { base_url: "http://engine".to_owned(), api_key: "now".to_owned() };
+        keep(&file, created).await.expect("room");
+        assert_eq!(key().await.as_deref(), Some("now"));
+        let content = std::fs::read_to_string(&file).expect("a file");
+        assert!(content.contains(r#""version":1"#), "{content}");
+        std::fs::write(&file, content.replace(r#""version":1"#, r#""version":2"#)).expect("room");
+        let refused = read().await.expect_err("a newer file").to_string();
+        assert!(refused.contains("version 2"), "{refused}");
+        std::fs::write(&file, "{").expect("room");
+        assert_eq!(key().await, None, "an unreadable file is replaced");
+    }
 }

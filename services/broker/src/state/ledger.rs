@@ -1,6 +1,6 @@
 //! `ledger-<name>`: the messages that are known to have reached an agent's session, one JSON object a line, written
 //! before the ack that rests on them is sent. After a crash, messages that the session has already are acknowledged
-//! without being typed again.
+//! without being typed again. The first line is the version of the format; a file without it is of the time before.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,14 +12,16 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use relay_verification::Level;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 use tokio::{
     sync::{mpsc, oneshot},
     task::spawn_blocking,
 };
 
-use super::write_private_file;
+use super::{refuse_newer, write_private_file};
 
+/// Version of the format.
+const VERSION: u32 = 1;
 /// Messages remembered for one agent.
 const REMEMBERED: usize = 512;
 /// Messages remembered for all agents, about 10 MB of them. Beyond it the agents are forgotten that got nothing for
@@ -41,6 +43,12 @@ pub(crate) struct LedgerEntry {
     /// Session that has it; a process without one ends with the broker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) session_ref: Option<String>,
+}
+
+/// First line of the file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    version: u32,
 }
 
 /// Handle for recording. Clones are the same ledger.
@@ -68,6 +76,8 @@ pub(crate) struct LedgerTask {
     path: PathBuf,
     requests: mpsc::Receiver<(LedgerEntry, oneshot::Sender<()>)>,
     remembered: NewestEntries,
+    /// Lines that another broker has written and this one cannot use. They stay in the file.
+    foreign: Vec<Vec<u8>>,
     lines: usize,
     /// The last line may be incomplete: the disk was full.
     is_torn: bool,
@@ -75,25 +85,51 @@ pub(crate) struct LedgerTask {
 
 impl LedgerTask {
     /// Reads the ledger of the previous broker. A line that a crash cut off is left out.
+    ///
+    /// # Errors
+    /// If it cannot be read or written, or a newer broker has written it.
     pub(crate) fn open(path: PathBuf) -> Result<(Ledger, Self)> {
-        let mut remembered = NewestEntries::default();
-        match File::open(&path) {
-            Ok(file) => {
-                // As bytes: a crash may cut a line within a character.
-                for line in BufReader::new(file).split(b'\n') {
-                    let line = line.with_context(|| format!("read {}", path.display()))?;
-                    if let Ok(entry) = serde_json::from_slice::<LedgerEntry>(&line) {
-                        remembered.add(entry);
-                    }
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
-        }
         let (sender, requests) = mpsc::channel(QUEUE);
-        let mut task = Self { path, requests, remembered, lines: 0, is_torn: false };
+        let mut task = Self {
+            path,
+            requests,
+            remembered: NewestEntries::default(),
+            foreign: Vec::new(),
+            lines: 0,
+            is_torn: false,
+        };
+        task.read()?;
         task.rewrite().with_context(|| format!("write {}", task.path.display()))?;
         Ok((Ledger { requests: sender }, task))
+    }
+
+    fn read(&mut self) -> Result<()> {
+        let reading = || format!("read {}", self.path.display());
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error).with_context(reading),
+        };
+        let mut cut_off = 0;
+        // As bytes: a crash may cut a line within a character.
+        for (number, line) in BufReader::new(file).split(b'\n').enumerate() {
+            let line = line.with_context(reading)?;
+            if number == 0 {
+                refuse_newer(&self.path, &line, VERSION)?;
+            }
+            if let Ok(entry) = serde_json::from_slice::<LedgerEntry>(&line) {
+                self.remembered.add(entry);
+            } else if serde_json::from_slice::<IgnoredAny>(&line).is_err() {
+                cut_off += usize::from(!line.is_empty());
+            } else if number > 0 || serde_json::from_slice::<Header>(&line).is_err() {
+                self.foreign.push(line);
+            }
+        }
+        if cut_off > 0 || !self.foreign.is_empty() {
+            let foreign = self.foreign.len();
+            tracing::warn!(cut_off, foreign, "lines of the ledger are not understood, their messages may be repeated");
+        }
+        Ok(())
     }
 
     /// Messages that a session has already.
@@ -148,7 +184,12 @@ impl LedgerTask {
     }
 
     fn rewrite(&mut self) -> io::Result<()> {
-        let mut content = Vec::new();
+        let mut content = serde_json::to_vec(&Header { version: VERSION })?;
+        content.push(b'\n');
+        for line in &self.foreign {
+            content.extend_from_slice(line);
+            content.push(b'\n');
+        }
         self.lines = 0;
         for entry in self.remembered.by_age() {
             serde_json::to_writer(&mut content, entry)?;
@@ -204,7 +245,55 @@ impl NewestEntries {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::Path};
+
     use super::*;
+
+    const ENTRY: &str = r#"{"agent_id":"7","msg_id":"1","level":"L1","session_ref":"s"}"#;
+
+    fn lines(path: &Path) -> Vec<String> {
+        fs::read_to_string(path).expect("a file").lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_file_without_a_version_is_read_and_gets_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ledger");
+        fs::write(&path, format!("{ENTRY}\n")).expect("room");
+        for _ in 0..2 {
+            let (_, task) = LedgerTask::open(path.clone()).expect("a ledger");
+            assert_eq!(task.known_messages("7", "s"), ["1"]);
+            assert_eq!(lines(&path), [r#"{"version":1}"#, ENTRY]);
+        }
+    }
+
+    #[test]
+    fn a_file_of_a_newer_broker_is_refused_and_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ledger");
+        for header in [r#"{"version":2}"#, r#"{"version":18446744073709551615,"shape":["any"]}"#] {
+            let content = format!("{header}\n{ENTRY}\n[\"newer\"]\n");
+            fs::write(&path, &content).expect("room");
+            let refused = format!("{:#}", LedgerTask::open(path.clone()).expect_err("a newer file"));
+            assert!(refused.contains("ledger has version") && refused.contains("reads up to 1"), "{refused}");
+            assert_eq!(fs::read_to_string(&path).expect("a file"), content);
+        }
+    }
+
+    #[test]
+    fn whole_lines_that_are_not_understood_stay_and_cut_off_ones_go() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ledger");
+        let foreign = r#"{"agent_id":"7","msg_id":"2","level":"L9"}"#;
+        // A full disk leaves a cut off line in front of whole ones.
+        let content = format!("{{\"version\":1}}\n{foreign}\n{{\"agent\n{ENTRY}\n{{\"agent_id\":");
+        fs::write(&path, content).expect("room");
+        for _ in 0..2 {
+            let (_, task) = LedgerTask::open(path.clone()).expect("a ledger");
+            assert_eq!(task.known_messages("7", "s"), ["1"]);
+            assert_eq!(lines(&path), [r#"{"version":1}"#, foreign, ENTRY]);
+        }
+    }
 
     #[test]
     fn agents_that_got_nothing_for_longest_are_forgotten_also_over_a_restart() {

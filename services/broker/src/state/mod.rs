@@ -15,4 +15,4 @@ pub(crate) use file::{create_private_directory, write_private_file};
 pub(crate) use ledger::{Ledger, LedgerEntry, LedgerTask};
 pub(crate) use project_files::{ProjectFiles, ProjectPlace};
 pub(crate) use roster::{AgentRecord, Roster, RosterFile};
-pub(crate) use versioned::{read_versioned, write_versioned};
+pub(crate) use versioned::{read_versioned, refuse_newer, write_versioned};

@@ -17,10 +17,32 @@ struct Envelope<'a, T> {
     content: &'a T,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct VersionOnly {
     #[serde(default)]
-    version: u32,
+    version: u64,
+}
+
+impl VersionOnly {
+    fn check(&self, path: &Path, version: u32) -> Result<()> {
+        ensure!(
+            self.version <= u64::from(version),
+            "{} has version {} of its format, and this broker reads up to {version}: start the broker that wrote it, or \
+             move the file away",
+            path.display(),
+            self.version,
+        );
+        Ok(())
+    }
+}
+
+/// Refuses content of a newer broker. Content without a version is of the time before.
+///
+/// # Errors
+/// If the content has a version above `version`.
+pub(crate) fn refuse_newer(path: &Path, content: &[u8], version: u32) -> Result<()> {
+    let found: VersionOnly = serde_json::from_slice(content).unwrap_or_default();
+    found.check(path, version)
 }
 
 /// Reads a file of this version or a lower one. `None` without a file.
@@ -34,13 +56,7 @@ pub(crate) fn read_versioned<T: DeserializeOwned>(path: &Path, version: u32) -> 
         Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
     };
     let found: VersionOnly = serde_json::from_slice(&content).with_context(|| format!("read {}", path.display()))?;
-    ensure!(
-        found.version <= version,
-        "{} has version {} of its format, and this broker reads up to {version}: start the broker that wrote it, or \
-         move the file away",
-        path.display(),
-        found.version,
-    );
+    found.check(path, version)?;
     serde_json::from_slice(&content).with_context(|| format!("read {}", path.display())).map(Some)
 }
 
