@@ -25,6 +25,8 @@ async fn an_agent_is_listed_typed_to_shown_and_released() -> Result<()> {
     let scene = Scene::new("terminal").await?;
     let agent = scene.spawn("a b#c/d", "cooked", &[]).await?;
     let path = "a%20b%23c%2Fd";
+    let acks = scene.broker.folder().join(".agent-relay").join(path).join("acks");
+    assert!(acks.is_dir());
     let again = scene.broker.spawn(&agent, "a b#c/d", json!({})).await?;
     assert_eq!((again.status, &again.body["code"]), (409, &json!("agent_already_exists")));
 
@@ -48,6 +50,7 @@ async fn an_agent_is_listed_typed_to_shown_and_released() -> Result<()> {
     assert_eq!((released.status, &released.body["success"]), (200, &json!(true)));
     assert!(scene.broker.names().await?.is_empty());
     assert_eq!(scene.broker.events("a b#c/d", "agent_released").await?.len(), 1);
+    assert!(!scene.broker.folder().join(".agent-relay").exists(), "the folders for acks are removed");
     Ok(())
 }
 
@@ -59,6 +62,7 @@ async fn a_program_that_does_not_exist_leaves_no_trace() -> Result<()> {
     assert_eq!((refused.status, &refused.body["code"]), (400, &json!("spawn_failed")), "{}", refused.body);
     assert_eq!(refused.body["success"], false);
     assert!(scene.broker.names().await?.is_empty());
+    assert!(!scene.broker.folder().join(".agent-relay").exists());
     let wrong = scene.broker.call("POST", "/api/spawn", Some(json!({ "name": 5 }))).await?;
     assert_eq!((wrong.status, &wrong.body["code"]), (400, &json!("invalid_request")));
     Ok(())

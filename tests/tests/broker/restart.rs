@@ -1,6 +1,6 @@
 //! Brokers that are killed or stopped.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use relay_testkit::proxy::TcpProxy;
 use relay_testkit::{shared, wait};
 use serde_json::json;
@@ -88,16 +88,22 @@ async fn an_agent_that_asks_for_its_end_gets_it_after_the_verdict() -> Result<()
 }
 
 #[tokio::test]
-async fn a_stop_leaves_no_process_and_no_connection_file() -> Result<()> {
+async fn a_stop_leaves_no_process_no_connection_file_and_no_folder_for_acks() -> Result<()> {
     let scene = Scene::new("stopped").await?;
     scene.spawn("stubborn", "cooked", &["--ignore-signals"]).await?;
+    scene.spawn("polite", "cooked", &[]).await?;
+    let acks = |agent: &str| scene.broker.folder().join(format!(".agent-relay/{agent}/acks"));
+    assert!(acks("stubborn").is_dir() && acks("polite").is_dir());
     let list = scene.broker.call("GET", "/api/spawned", None).await?;
-    let pid = list.body["agents"][0]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default();
-    assert!(is_running(pid));
+    let agents = list.body["agents"].as_array().context("a list")?;
+    let pids = agents.iter().filter_map(|agent| agent["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()));
+    let pids: Vec<u32> = pids.collect();
+    assert!(pids.len() == 2 && pids.iter().all(|pid| is_running(*pid)), "{}", list.body);
     let status = scene.broker.terminate().await?;
     assert_eq!(status.code(), Some(0), "{}", scene.broker.log_tail(30));
-    assert!(!is_running(pid));
+    assert!(!pids.iter().any(|pid| is_running(*pid)));
     assert!(!scene.broker.folder().join(".agentworkforce/relay/connection.json").exists());
+    assert!(!scene.broker.folder().join(".agent-relay").exists());
     Ok(())
 }
 

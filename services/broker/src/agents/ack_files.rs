@@ -19,6 +19,8 @@ use crate::clock;
 
 /// A file that was not accepted is removed after this time.
 const KEPT_FOR: Duration = Duration::from_secs(60 * 60);
+/// The folder is tried again so often where the end of another agent removes the empty folders above it meanwhile.
+const MOST_TRIES: usize = 64;
 
 /// Folder of one agent's ack files. A project may bring links in its place, so that every step to it is taken without
 /// following any, at each use: the agent may remove the folder and make it again.
@@ -104,8 +106,36 @@ impl AckFolder {
         }
     }
 
+    /// Removes the folder of an agent that has ended, and the folders above it up to the working directory, as far as
+    /// they are empty. Blocks.
+    pub(super) fn remove_empty(&self) {
+        let _access = self.access();
+        let mut path = self.relative.as_str();
+        loop {
+            let (above, name) = path.rsplit_once('/').map_or((None, path), |(above, name)| (Some(above), name));
+            let removed = open_folder(&self.working_directory, above, |_, _| Ok(()))
+                .and_then(|folder| fs::unlinkat(&folder, name, AtFlags::REMOVEDIR).map_err(io::Error::from));
+            match removed {
+                Ok(()) => {}
+                // The agent or a person may have removed it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // It holds files that are not ours, or folders of other agents.
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => return,
+                Err(error) => {
+                    let path = self.working_directory.join(path);
+                    tracing::warn!(path = %path.display(), %error, "an empty folder of ack files could not be removed");
+                    return;
+                }
+            }
+            match above {
+                Some(above) => path = above,
+                None => return,
+            }
+        }
+    }
+
     fn open(&self) -> io::Result<OwnedFd> {
-        open_folder(&self.working_directory, &self.relative, |_, _| Ok(()))
+        open_folder(&self.working_directory, Some(&self.relative), |_, _| Ok(()))
     }
 
     /// Name of a file that is directly in the folder.
@@ -127,21 +157,30 @@ impl AckFolder {
 }
 
 fn make_folder(working_directory: &Path, relative: &str) -> io::Result<OwnedFd> {
-    open_folder(working_directory, relative, |parent, name| match fs::mkdirat(parent, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(error) => Err(error.into()),
-    })
+    let make = || {
+        open_folder(working_directory, Some(relative), |parent, name| match fs::mkdirat(parent, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(error.into()),
+        })
+    };
+    let mut tries = 1;
+    loop {
+        match make() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tries < MOST_TRIES => tries += 1,
+            made => return made,
+        }
+    }
 }
 
-/// Opens a folder below another, step by step and without following links. `prepare` is called before each step.
+/// Opens a folder, or one below it, step by step and without following links. `prepare` is called before each step.
 fn open_folder(
     above: &Path,
-    relative: &str,
+    relative: Option<&str>,
     prepare: impl Fn(&OwnedFd, &str) -> io::Result<()>,
 ) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut folder = fs::open(above, flags, Mode::empty())?;
-    for name in relative.split('/') {
+    for name in relative.into_iter().flat_map(|relative| relative.split('/')) {
         prepare(&folder, name)?;
         folder = fs::openat(&folder, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
     }
@@ -177,6 +216,53 @@ mod tests {
         assert_eq!(folder.read(&at("d5")).map(|content| content.len()), Some(MAX_ACK_FILE_BYTES + 1));
         folder.remove(&at("d1"));
         assert!(folder.read(&at("d1")).is_none());
+    }
+
+    #[test]
+    fn the_last_end_of_an_agent_removes_the_folders_that_are_empty() {
+        let home = tempfile::tempdir().expect("a folder");
+        let create = |agent| AckFolder::create(home.path(), agent, None).expect("a folder");
+        let (ada, bob) = (create("ada"), create("bob"));
+        ada.remove_empty();
+        ada.remove_empty();
+        assert!(!home.path().join(".agent-relay/ada").exists() && bob.path().is_dir());
+        std::fs::write(bob.path().join("d1"), "{}").expect("a file");
+        bob.remove_empty();
+        assert!(bob.path().join("d1").is_file());
+        bob.remove(&format!("{}/d1", acks_folder("bob")));
+        bob.remove_empty();
+        assert_eq!(home.path().read_dir().expect("a folder").count(), 0);
+        // The agent may have removed it, and left the folders above.
+        std::fs::create_dir(home.path().join(".agent-relay")).expect("a folder");
+        bob.remove_empty();
+        assert_eq!(home.path().read_dir().expect("a folder").count(), 0);
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_folder_stays_with_what_it_leads_to() {
+        let (home, elsewhere) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+        let folder = AckFolder::create(home.path(), "x", None).expect("a folder");
+        std::fs::create_dir_all(elsewhere.path().join("x/acks")).expect("a folder");
+        std::fs::remove_dir_all(home.path().join(".agent-relay")).expect("a folder");
+        std::os::unix::fs::symlink(elsewhere.path(), home.path().join(".agent-relay")).expect("a link");
+        folder.remove_empty();
+        assert!(home.path().join(".agent-relay").is_symlink() && elsewhere.path().join("x/acks").is_dir());
+    }
+
+    #[test]
+    fn agents_that_start_while_others_end_get_their_folders() {
+        let home = tempfile::tempdir().expect("a folder");
+        std::thread::scope(|scope| {
+            for agent in ["ada", "bob"] {
+                let home = home.path();
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        AckFolder::create(home, agent, None).expect("a folder").remove_empty();
+                    }
+                });
+            }
+        });
+        assert_eq!(home.path().read_dir().expect("a folder").count(), 0);
     }
 
     #[test]

@@ -225,7 +225,7 @@ impl AgentTask {
                 running.status.set(Activity::Thinking, "message");
                 self.perform(running, effects);
             }
-            Done::KeysTyped => {}
+            Done::KeysTyped | Done::AckFileRemoved => {}
             // The program is ending, and its messages are kept; or the injection was taken back.
             Done::Written { result: Err(PtyError::Ended), .. } => {}
             Done::Written { request, result: Err(error) } => {
@@ -246,7 +246,7 @@ impl AgentTask {
                     match running.pipeline.on_ack_file(key, now, &path, &content) {
                         Ok(effects) => {
                             self.perform(running, effects);
-                            self.remove_ack_file(path);
+                            self.remove_ack_file(running, path);
                         }
                         Err(rejection) => {
                             tracing::debug!(
@@ -411,9 +411,14 @@ impl AgentTask {
         }));
     }
 
-    fn remove_ack_file(&self, path: String) {
+    /// Removes a file that was accepted. The end of the program waits for it, since it removes the empty folder.
+    fn remove_ack_file(&self, running: &Run, path: String) {
         if let Some(folder) = self.launch.ack_folder.clone() {
-            self.launch.services.tasks.spawn_blocking(move || folder.remove(&path));
+            running.works.push(Box::pin(async move {
+                // A file that stays is swept later.
+                let _ = tokio::task::spawn_blocking(move || folder.remove(&path)).await;
+                Done::AckFileRemoved
+            }));
         }
     }
 

@@ -8,6 +8,7 @@ mod agent_error;
 mod command;
 mod context_budget;
 mod continuity;
+mod end;
 mod environment;
 mod exit_line;
 mod gates;

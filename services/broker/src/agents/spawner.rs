@@ -229,7 +229,13 @@ impl Spawner {
             let task = HeadlessTask::new(base, headless, marker)?;
             return Ok(StartedAgent { handle, pid: None, life: Box::pin(task.run()) });
         }
-        let process = StartedProcess::start(&launch, source == SpawnSource::Restart).await?;
+        let process = match StartedProcess::start(&launch, source == SpawnSource::Restart).await {
+            Ok(process) => process,
+            Err(error) => {
+                launch.remove_ack_folder().await;
+                return Err(error);
+            }
+        };
         let pid = process.terminal.identity().pid;
         info.send_modify(|info| info.terminal = Some(process.terminal.clone()));
         let task = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
@@ -253,7 +259,9 @@ impl Spawner {
             let (folder, spec, label) = (working_directory.clone(), spec.clone(), label.clone());
             let account = services.settings.account.clone();
             let prepared = tokio::task::spawn_blocking(move || {
-                let ack_folder = folder.is_dir().then(|| AckFolder::create(&folder, &spec.name, account)).flatten();
+                // An agent without a terminal does not confirm by file.
+                let has_acks = spec.headless.is_none() && folder.is_dir();
+                let ack_folder = has_acks.then(|| AckFolder::create(&folder, &spec.name, account)).flatten();
                 (ack_folder, ProgramVersion::find(&label, &spec.program))
             });
             prepared.await.map_err(|error| AgentError::State(error.to_string()))?

@@ -59,6 +59,7 @@ pub(super) enum Done {
     },
     FailureReported(Box<Failure>),
     AckFiles(Vec<AckFileContent>),
+    AckFileRemoved,
     /// Keys of the broker itself were typed, or could not be.
     KeysTyped,
     /// Notes to be typed back; none if there are none, or if some were saved.
@@ -328,16 +329,6 @@ impl AgentTask {
         }
     }
 
-    /// Reports a release that leaves so many messages behind.
-    pub(super) async fn conclude_release(&self, left: usize, reason: Option<String>) {
-        self.leave().await;
-        if left > 0 {
-            self.publish(&Event::DeliveryDropped { count: left, reason: "agent_released" });
-        }
-        self.report("session.released", json!({ "reason": reason }), None);
-        self.publish(&Event::AgentReleased { reason });
-    }
-
     async fn restart(
         &mut self,
         code: Option<i32>,
@@ -383,28 +374,6 @@ impl AgentTask {
                 None
             }
         }
-    }
-
-    /// The agent is gone: for the engine, for a later broker, and for its name, in this order. The next agent of the
-    /// name has the same id, so the engine must not hear of this end after that start.
-    async fn leave(&self) {
-        let services = &self.launch.services;
-        services.link.unhost(self.name(), &self.launch.handle.agent_id);
-        let (roster, files, name) = (services.roster.clone(), services.project_files.clone(), self.name().to_owned());
-        let removed = tokio::task::spawn_blocking(move || {
-            files.remove(&name);
-            roster.remove(&name)
-        })
-        .await;
-        if let Ok(Err(error)) = removed {
-            tracing::error!(
-                agent.name = self.name(),
-                error = format!("{error:#}"),
-                "the agent's end is not written down"
-            );
-        }
-        services.verification.forget_agent(self.name());
-        services.agents.remove(self.name());
     }
 
     /// The agent's first task, as a message that has come.

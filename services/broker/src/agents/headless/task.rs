@@ -203,7 +203,7 @@ impl HeadlessTask {
             Done::Recorded { settlement, is_written } => self.base.on_recorded(&self.works, settlement, is_written),
             Done::FailureReported(failure) => self.base.acknowledge(failure.message.seq),
             // Works of terminals.
-            Done::Written { .. } | Done::KeysTyped | Done::AckFiles(_) | Done::Notes(_) => {}
+            Done::Written { .. } | Done::KeysTyped | Done::AckFiles(_) | Done::AckFileRemoved | Done::Notes(_) => {}
         }
     }
 

@@ -1,0 +1,52 @@
+//! End of an agent: what is undone, and in which order.
+
+use serde_json::json;
+
+use super::{process::Launch, task::AgentTask};
+use crate::events::Event;
+
+impl AgentTask {
+    /// Reports a release that leaves so many messages behind.
+    pub(super) async fn conclude_release(&self, left: usize, reason: Option<String>) {
+        self.leave().await;
+        if left > 0 {
+            self.publish(&Event::DeliveryDropped { count: left, reason: "agent_released" });
+        }
+        self.report("session.released", json!({ "reason": reason }), None);
+        self.publish(&Event::AgentReleased { reason });
+    }
+
+    /// The agent is gone: for the engine, for a later broker, and for its name, in this order. The next agent of the
+    /// name has the same id and the same folder, so nothing of this end may come after that start.
+    pub(super) async fn leave(&self) {
+        let services = &self.launch.services;
+        services.link.unhost(self.name(), &self.launch.handle.agent_id);
+        self.launch.remove_ack_folder().await;
+        let (roster, files, name) = (services.roster.clone(), services.project_files.clone(), self.name().to_owned());
+        let removed = tokio::task::spawn_blocking(move || {
+            files.remove(&name);
+            roster.remove(&name)
+        })
+        .await;
+        if let Ok(Err(error)) = removed {
+            tracing::error!(
+                agent.name = self.name(),
+                error = format!("{error:#}"),
+                "the agent's end is not written down"
+            );
+        }
+        services.verification.forget_agent(self.name());
+        services.agents.remove(self.name());
+    }
+}
+
+impl Launch {
+    /// Removes the folder for ack files, if it is empty.
+    pub(super) async fn remove_ack_folder(&self) {
+        let Some(folder) = self.ack_folder.clone() else { return };
+        let removed = tokio::task::spawn_blocking(move || folder.remove_empty()).await;
+        if let Err(error) = removed {
+            tracing::error!(agent.name = self.handle.spec.name, %error, "the folder of ack files was not removed");
+        }
+    }
+}
