@@ -134,3 +134,25 @@ async fn a_broker_takes_no_more_agents_than_it_may() -> Result<()> {
     assert_eq!(scene.broker.names().await?, ["first"]);
     Ok(())
 }
+
+#[tokio::test]
+async fn metrics_show_lengths_of_queues_and_answers_that_a_program_does_not_read() -> Result<()> {
+    let scene = Scene::new("queues").await?;
+    // It asks for the position of the cursor again and again.
+    let script = "stty raw -echo; while :; do printf '\\033[6n'; done";
+    let body = json!({ "name": "asking", "cli": "sh", "args": ["-c", script] });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
+    wait::until_ok("dropped answers", SOON, || async {
+        let metrics = scene.broker.call("GET", "/metrics", None).await?.body;
+        let metrics = metrics.as_str().context("a page")?;
+        let value = |name: &str| metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
+        let dropped = value("relay_node_queue_dropped_total{queue=\"terminal_answers\"}");
+        ensure!(dropped.is_some_and(|count| count > 0.0), "{metrics}");
+        for queue in ["commands", "injections", "invocations", "ledger", "link_requests", "mailboxes", "runner"] {
+            ensure!(value(&format!("relay_node_queue_items{{queue=\"{queue}\"}}")).is_some(), "{queue}: {metrics}");
+        }
+        ensure!(value("relay_node_subscriber_bytes").is_some(), "{metrics}");
+        anyhow::Ok(())
+    })
+    .await
+}

@@ -138,6 +138,11 @@ impl AgentHandle {
         answer.await.map_err(|_| AgentError::Disappeared)
     }
 
+    /// Commands that wait for the agent's task.
+    pub(crate) fn waiting_commands(&self) -> usize {
+        self.commands.max_capacity() - self.commands.capacity()
+    }
+
     /// Channels that it is in now.
     pub(crate) fn channels(&self) -> Vec<String> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -15,6 +15,7 @@ use crate::{
     clock,
     events::{DeliveryRef, Event},
     injection::{DeliveryMode, Effect, Lead, ReadySign, ScreenFacts, TypeRequest},
+    insight::count_dropped_entries,
     mailbox::Message,
     metric_names,
 };
@@ -104,6 +105,7 @@ impl AgentTask {
         self.perform(running, effects);
         self.on_visible_text(running, at, &text);
         running.wants_end |= running.exit_line.on_text(at, &text);
+        count_dropped_answers(running);
     }
 
     /// Ends an agent that has asked for it, once no message waits for its verdict.
@@ -455,6 +457,15 @@ impl AgentTask {
             workspace_alias: identity.workspace_alias.clone(),
             delivery_id: message.delivery_id.clone(),
         }
+    }
+}
+
+/// Counts answers to the program's queries that the terminal had no room for since the last call.
+pub(super) fn count_dropped_answers(running: &mut Run) {
+    let dropped = running.process.terminal.input_status().dropped_answers;
+    let earlier = std::mem::replace(&mut running.dropped_answers, dropped);
+    if dropped > earlier {
+        count_dropped_entries("terminal_answers", dropped - earlier);
     }
 }
 

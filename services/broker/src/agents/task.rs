@@ -23,6 +23,7 @@ use super::{
     continuity::{ContinuityBlocks, ContinuityTurns, Notes},
     exit_line::ExitLine,
     gates::GateWatch,
+    happenings::count_dropped_answers,
     process::{Launch, StartedProcess},
     session_status::SessionStatus,
     spawner::process_facts,
@@ -108,6 +109,8 @@ pub(super) struct Run {
     pub(super) exit_line: ExitLine,
     /// It has asked for its end.
     pub(super) wants_end: bool,
+    /// Answers of the terminal that the program did not read and that were counted.
+    pub(super) dropped_answers: u64,
     pub(super) last_output_at: Timestamp,
     /// Instants of events only rise, also where output is taken late.
     pub(super) latest: Timestamp,
@@ -152,6 +155,7 @@ impl AgentTask {
             running.outcomes = outcomes;
             let end = self.drive(&mut running).await;
             self.end_program(running.process.terminal.clone(), &end).await;
+            count_dropped_answers(&mut running);
             self.end_continuity(&mut running);
             self.finish_works(&mut running).await;
             outcomes = std::mem::take(&mut running.outcomes);
@@ -196,6 +200,7 @@ impl AgentTask {
             keys: HashMap::new(),
             exit_line: ExitLine::default(),
             wants_end: false,
+            dropped_answers: 0,
             last_output_at: now,
             latest: now,
             is_idle_reported: false,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use relay_wire::nodes::{
-    engine_frame::ErrorReply,
+    engine_frame::{ActionInvoke, ErrorReply},
     frame::{ActionAccept, ActionResult, AgentDeregister, AgentRegister, InboundFrame},
     replies::RegisteredAgent,
 };
@@ -105,6 +105,8 @@ pub(super) struct LinkShared {
 pub(crate) struct EngineLink {
     pub(super) shared: Arc<LinkShared>,
     pub(super) requests: mpsc::Sender<LinkRequest>,
+    /// Weak: the handler of invocations ends with the task of the link.
+    pub(super) invocations: mpsc::WeakSender<ActionInvoke>,
 }
 
 impl EngineLink {
@@ -222,6 +224,11 @@ impl EngineLink {
     /// Requests that wait for the connection.
     pub(crate) fn waiting_requests(&self) -> usize {
         self.requests.max_capacity() - self.requests.capacity()
+    }
+
+    /// Invocations that wait to be handled.
+    pub(crate) fn waiting_invocations(&self) -> usize {
+        self.invocations.upgrade().map_or(0, |sender| sender.max_capacity() - sender.capacity())
     }
 
     /// Entries of the mailboxes.

@@ -77,7 +77,7 @@ impl LinkTask {
             stop: CancellationToken::new(),
         });
         (
-            EngineLink { shared: shared.clone(), requests: sender },
+            EngineLink { shared: shared.clone(), requests: sender, invocations: settings.invocations.downgrade() },
             Self { settings, shared, requests, repeats: Repeats::default() },
         )
     }

@@ -91,6 +91,11 @@ impl Hub {
         Some(Subscription { hub: self.clone(), lane, newest, position, gap })
     }
 
+    /// Bytes of ephemeral events that wait for subscribers.
+    pub(crate) fn waiting_bytes(&self) -> usize {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|lane| lane.bytes()).sum()
+    }
+
     /// Number of subscribers.
     pub(crate) fn subscriber_count(&self) -> usize {
         self.subscriber_count.load(Ordering::Relaxed)

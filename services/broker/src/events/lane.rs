@@ -52,6 +52,11 @@ impl Lane {
         self.arrived.notify_one();
     }
 
+    /// Bytes of the events that wait.
+    pub(super) fn bytes(&self) -> usize {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner).bytes
+    }
+
     /// `seq` of the durable event before the next event.
     pub(super) fn next_after(&self) -> Option<u64> {
         let content = self.content.lock().unwrap_or_else(PoisonError::into_inner);

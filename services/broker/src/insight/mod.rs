@@ -10,5 +10,5 @@ mod verification_book;
 pub(crate) use crashes::{CrashInsights, CrashLog};
 pub(crate) use dead_letters::{DeadLetter, DeadLetters};
 pub(crate) use figures::Outcome;
-pub(crate) use queue_gauges::{count_dropped, show_queues};
+pub(crate) use queue_gauges::{count_dropped, count_dropped_entries, show_queues};
 pub(crate) use verification_book::{ProgramVersion, VerificationBook};

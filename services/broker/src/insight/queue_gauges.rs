@@ -1,26 +1,29 @@
 //! Lengths of the broker's queues as metrics. Queues of one connection show theirs where they are.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::interval;
 
 use crate::{
     agents::{Members, SharedServices},
     metric_names,
+    runner::Runners,
 };
 
 /// Lengths are shown so often.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Shows the lengths until the broker stops.
-pub(crate) async fn show_queues(members: Members) {
+pub(crate) async fn show_queues(members: Members, runners: Arc<Runners>) {
     let mut ticks = interval(EVERY);
     loop {
         ticks.tick().await;
         show_shared(&members.default_workspace().services().shared);
-        let (mut messages, mut bytes, mut early, mut requests) = (0, 0, 0, 0);
+        show("runner", runners.waiting_frames());
+        let (mut messages, mut bytes, mut early, mut requests, mut invocations) = (0, 0, 0, 0, 0);
         for link in members.links() {
             requests += link.waiting_requests();
+            invocations += link.waiting_invocations();
             for length in link.mailbox_lengths() {
                 messages += length.messages;
                 bytes += length.bytes;
@@ -30,6 +33,7 @@ pub(crate) async fn show_queues(members: Members) {
         show("mailboxes", messages);
         show("early_frames", early);
         show("link_requests", requests);
+        show("invocations", invocations);
         metrics::gauge!(metric_names::MAILBOX_BYTES).set(bytes as f64);
     }
 }
@@ -39,8 +43,10 @@ fn show_shared(shared: &SharedServices) {
     show("receipts", shared.receipts.max_capacity() - shared.receipts.capacity());
     show("reports", shared.reports.max_capacity() - shared.reports.capacity());
     metrics::gauge!(metric_names::UNDELIVERED_BYTES).set(shared.host.undelivered_output_bytes() as f64);
-    let (mut keys, mut injections) = (0, 0);
+    metrics::gauge!(metric_names::SUBSCRIBER_BYTES).set(shared.hub.waiting_bytes() as f64);
+    let (mut keys, mut injections, mut commands) = (0, 0, 0);
     for agent in shared.agents.list() {
+        commands += agent.waiting_commands();
         if let Some(terminal) = &agent.info.borrow().terminal {
             let status = terminal.input_status();
             keys += status.input_bytes;
@@ -48,6 +54,7 @@ fn show_shared(shared: &SharedServices) {
         }
     }
     show("injections", injections);
+    show("commands", commands);
     metrics::gauge!(metric_names::KEYS_BYTES).set(keys as f64);
 }
 
@@ -57,5 +64,10 @@ fn show(queue: &'static str, length: usize) {
 
 /// Counts an entry for which a queue had no room.
 pub(crate) fn count_dropped(queue: &'static str) {
-    metrics::counter!(metric_names::QUEUE_DROPPED, "queue" => queue).increment(1);
+    count_dropped_entries(queue, 1);
+}
+
+/// Counts entries for which a queue had no room.
+pub(crate) fn count_dropped_entries(queue: &'static str, count: u64) {
+    metrics::counter!(metric_names::QUEUE_DROPPED, "queue" => queue).increment(count);
 }

@@ -30,6 +30,11 @@ impl Outbox {
         (Self { frames, room: Arc::new(Semaphore::new(MOST_BYTES)) }, outgoing)
     }
 
+    /// Frames that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.frames.max_capacity() - self.frames.capacity()
+    }
+
     /// Adds a frame if there is room. Returns whether it did.
     pub(super) fn try_send(&self, text: String) -> bool {
         match self.room.clone().try_acquire_many_owned(units(&text)) {
@@ -60,6 +65,7 @@ mod tests {
         let (outbox, mut outgoing) = Outbox::new();
         let megabyte = || "x".repeat(1 << 20);
         assert!((0..8).all(|_| outbox.try_send(megabyte())));
+        assert_eq!(outbox.waiting(), 8);
         assert!(!outbox.try_send("x".to_owned()));
         drop(outgoing.recv().await);
         assert!(outbox.try_send("x".to_owned()) && !outbox.try_send(megabyte()));

@@ -77,6 +77,11 @@ impl Runners {
         is_current
     }
 
+    /// Frames that wait for the runner.
+    pub(crate) fn waiting_frames(&self) -> usize {
+        self.lock().connection.as_ref().map_or(0, |connection| connection.outbox.waiting())
+    }
+
     /// Ends all calls in flight.
     pub(super) fn fail_calls(&self) {
         self.lock().calls.clear();

@@ -87,7 +87,7 @@ impl Operation {
         let (members, invocations): (Vec<Spawner>, Vec<JoinHandle<()>>) = joined.unzip();
         let members = Members::new(members);
         let reporters = vec![
-            tasks.spawn("queue-gauges", show_queues(members.clone())),
+            tasks.spawn("queue-gauges", show_queues(members.clone(), runners.clone())),
             tasks.spawn("reports", run_reports(engine.clone(), reports_inbox)),
             tasks.spawn("receipts", run_receipts(engine, api.hub.clone(), receipts_inbox)),
             tasks.spawn("verification-file", verification.keep_written()),
