@@ -28,7 +28,7 @@ pub(super) async fn health(State(api): State<Api>) -> Json<Value> {
         "agentCount": agents.len(),
         "pendingDeliveryCount": pending,
         "wsConnections": api.inner.hub.subscriber_count(),
-        "memoryMb": memory_mb(),
+        "memoryMb": memory_mb().await,
         "relaycastConnected": is_connected,
     }))
 }
@@ -75,8 +75,8 @@ fn memberships(members: &Members) -> Value {
 }
 
 /// Resident memory of this process.
-fn memory_mb() -> Option<u64> {
-    let statistics = std::fs::read_to_string("/proc/self/statm").ok()?;
+async fn memory_mb() -> Option<u64> {
+    let statistics = tokio::fs::read_to_string("/proc/self/statm").await.ok()?;
     let pages: u64 = statistics.split_whitespace().nth(1)?.parse().ok()?;
     Some((pages * rustix::param::page_size() as u64) >> 20)
 }
