@@ -14,14 +14,14 @@ use crate::scene::{SOON, Scene};
 
 /// User without rights on every Linux machine.
 const USER: &str = "nobody";
-const UID: u32 = 65_534;
+pub(crate) const UID: u32 = 65_534;
 
-fn is_root() -> Result<bool> {
+pub(crate) fn is_root() -> Result<bool> {
     Ok(fs::metadata("/proc/self")?.uid() == 0)
 }
 
 /// A copy of a program where every user can execute it.
-fn install(name: &str, folder: &Path, as_name: &str) -> Result<()> {
+pub(crate) fn install(name: &str, folder: &Path, as_name: &str) -> Result<()> {
     let program = binaries::find(&binaries::directory()?, name)?;
     fs::copy(program, folder.join(as_name))?;
     Ok(fs::set_permissions(folder.join(as_name), fs::Permissions::from_mode(0o755))?)

@@ -1,13 +1,16 @@
 //! Secrets: who gets them, and where they must not be.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use relay_testkit::wait;
+use relay_testkit::client::Api;
+use relay_testkit::node::{BrokerSpec, NodeBroker};
+use relay_testkit::{shared, wait};
 use serde_json::json;
 
+use crate::run_as::{UID, install, is_root};
 use crate::scene::{SOON, Scene};
 
 const PLANTED: &str = "planted-secret-9f2c";
@@ -66,22 +69,72 @@ async fn secrets_stay_where_they_belong() -> Result<()> {
 }
 
 #[tokio::test]
-async fn files_are_for_the_owner_and_the_broker_cannot_be_read() -> Result<()> {
+async fn files_are_for_the_owner() -> Result<()> {
     let scene = Scene::new("files").await?;
-    scene.spawn("agent", "cooked", &[]).await?;
-    let folder = scene.broker.folder().join(".agentworkforce/relay");
-    assert_eq!(fs::metadata(&folder)?.permissions().mode() & 0o777, 0o700);
+    let agent = scene.spawn("agent", "cooked", &[]).await?;
+    scene.sender.dm("agent", "message-1").await?.success()?;
+    scene.wait_for("agent", &agent, &["message-1".to_owned()], 1).await?;
+    let note = "printf 'KIND: continuity\\nACTION: save\\n\\nnote\\n'; exit 3";
+    let body = json!({ "name": "writer", "cli": "sh", "args": ["-c", note] });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
+    let state = scene.broker.folder().join(".agentworkforce/relay");
+    wait::until_ok("a crash and a note", SOON, || async {
+        fs::metadata(state.join("crash-insights.json"))?;
+        let notes = fs::read_dir(state.join("continuity"))?.count();
+        ensure!(notes == 1, "{notes} notes");
+        anyhow::Ok(())
+    })
+    .await?;
+    let count = count_private_files(&state)?;
+    assert!(count >= 6, "{count} files");
+    Ok(())
+}
+
+/// Counts the files of a folder and of those in it, none of which may be open to other users.
+fn count_private_files(folder: &Path) -> Result<usize> {
+    let mode = |path: &Path| fs::symlink_metadata(path).map(|facts| facts.permissions().mode() & 0o777);
+    assert_eq!(mode(folder)?, 0o700, "{}", folder.display());
     let mut count = 0;
-    for entry in fs::read_dir(&folder)? {
-        let entry = entry?;
-        if entry.file_type()?.is_file() {
-            assert_eq!(entry.metadata()?.permissions().mode() & 0o777, 0o600, "{:?}", entry.file_name());
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            count += count_private_files(&path)?;
+        } else if let Ok(mode) = mode(&path) {
+            // A file that has disappeared was a temporary one.
+            assert_eq!(mode, 0o600, "{}", path.display());
             count += 1;
         }
     }
-    assert!(count >= 4, "{count} files");
-    let owner = fs::metadata(format!("/proc/{}/environ", scene.broker.pid()))?;
-    assert_eq!(std::os::unix::fs::MetadataExt::uid(&owner), 0, "a process that cannot be dumped belongs to root");
+    Ok(count)
+}
+
+#[tokio::test]
+async fn agents_of_the_same_user_cannot_read_the_broker() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let engine = shared().await.any_gateway();
+    let workspace = Api::create_workspace(engine, "unreadable").await?;
+    let mut spec = BrokerSpec::new(engine, workspace.token(), "unreadable", folder.path())?;
+    // Root reads everything, so the broker of root and its agents become another user.
+    let programs = tempfile::tempdir()?;
+    if is_root()? {
+        fs::set_permissions(programs.path(), fs::Permissions::from_mode(0o755))?;
+        install("agent-relay-broker", programs.path(), "agent-relay-broker")?;
+        chown(folder.path(), Some(UID), Some(UID))?;
+        spec.program = programs.path().join("start");
+        let become_another = format!("setpriv --reuid {UID} --regid {UID} --clear-groups --pdeathsig KILL");
+        let program = programs.path().join("agent-relay-broker");
+        fs::write(&spec.program, format!("#!/bin/sh\nexec {become_another} {} \"$@\"\n", program.display()))?;
+        fs::set_permissions(&spec.program, fs::Permissions::from_mode(0o755))?;
+    }
+    let broker = NodeBroker::start(&spec).await?;
+    let script = "for pid in $$ \"$0\"; do for file in environ maps; do \
+        cat /proc/$pid/$file > /dev/null && echo open || echo closed; done; done > facts.tmp; mv facts.tmp facts; cat";
+    let body = json!({ "name": "reader", "cli": "sh", "args": ["-c", script, broker.pid().to_string()] });
+    let spawned = broker.call("POST", "/api/spawn", Some(body)).await?;
+    ensure!(spawned.status == 200, "{}", spawned.body);
+    let facts = wait::until_ok("the facts", SOON, || async { fs::read_to_string(folder.path().join("facts")) }).await?;
+    let facts: Vec<&str> = facts.lines().collect();
+    assert_eq!(facts, ["open", "open", "closed", "closed"], "environment and memory of itself and of the broker");
     Ok(())
 }
 
