@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use relay_acceptance::chaos;
 use relay_testkit::client::Api;
 use relay_testkit::node::{BrokerSpec, FakeAgent, NodeBroker};
@@ -229,15 +229,22 @@ impl Drop for Leftovers<'_> {
     }
 }
 
-/// Each process has its messages in order and once, and all but the last one have ended. A repeat was not settled.
+/// Each process has its messages in order and once, and leaves out only those that processes before it were given: what
+/// is proven there is not repeated, even behind a message that is. All but the last process have ended. A repeat was
+/// not settled.
 fn check(name: &str, agent: &FakeAgent, settled: &[Settled]) -> Result<()> {
     let mut last: HashMap<u32, usize> = HashMap::new();
-    let mut messages = Vec::new();
+    let (mut messages, mut typed) = (Vec::new(), HashSet::new());
     for ((pid, _), body) in agent.messages().iter().zip(agent.bodies()) {
         let number: usize = body.trim_start_matches("message-").parse().with_context(|| body.clone())?;
         messages.push((*pid, number));
         let before = last.insert(*pid, number).unwrap_or(0);
         ensure!(number > before, "{name}: message-{number} follows message-{before} in process {pid}");
+        let skipped = (before + 1..number).find(|skipped| !typed.contains(skipped));
+        if let Some(skipped) = skipped {
+            bail!("{name}: message-{number} was typed into {pid}, and message-{skipped} into no process before");
+        }
+        typed.insert(number);
     }
     let current = messages.last().map(|(pid, _)| *pid);
     let left: Vec<&u32> = last.keys().filter(|pid| Some(**pid) != current && is_running(**pid)).collect();
