@@ -2,7 +2,6 @@
 //! task that owns one ([`task`]). Agents without a terminal are in [`headless`].
 
 mod ack_files;
-mod ack_watch;
 mod activity;
 mod agent_error;
 mod command;
@@ -27,7 +26,7 @@ mod spawner;
 mod spec;
 mod task;
 
-pub(crate) use ack_watch::AckWatch;
+pub(crate) use ack_files::AckWatch;
 pub(crate) use activity::{AgentInfo, AgentState};
 pub(crate) use agent_error::AgentError;
 pub(crate) use command::{AgentCommand, AgentHandle, ModeChange, PendingMessage, wait_written, write_error};

@@ -6,8 +6,10 @@ use relay_pty::{EventStream, ProcessIdentity, PtyError, SpawnRequest, Terminal};
 use tokio::time::Instant;
 
 use super::{
-    AgentError, AgentHandle, AgentSpec, Services, SessionSource, ack_files::AckFolder, ack_watch::WatchedFolder,
-    environment::environment, mcp::mcp_servers,
+    AgentError, AgentHandle, AgentSpec, Services, SessionSource,
+    ack_files::{AckFolder, WatchedFolder},
+    environment::environment,
+    mcp::mcp_servers,
 };
 use crate::{harness::Harness, insight::ProgramVersion, state::AgentRecord};
 

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    AgentCommand, AgentInfo, AgentState, ack_watch,
+    AgentCommand, AgentInfo, AgentState, ack_files,
     context_budget::ContextBudget,
     continuity::{ContinuityBlocks, ContinuityTurns, Notes},
     exit_line::ExitLine,
@@ -242,7 +242,7 @@ impl AgentTask {
                     }
                 }
                 () = self.mailbox.arrived.notified() => self.on_arrived(running),
-                () = ack_watch::changed(self.launch.ack_watch.as_ref()) => running.ack_files_due = running.latest,
+                () = ack_files::changed(self.launch.ack_watch.as_ref()) => running.ack_files_due = running.latest,
                 Some(done) = running.works.next() => self.on_done(running, done),
                 Some(done) = running.outcomes.next() => self.on_done(running, done),
                 () = sleep_until(deadline) => {}

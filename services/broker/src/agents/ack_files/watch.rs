@@ -30,7 +30,7 @@ pub(crate) struct AckWatch {
 
 /// A folder that is watched until this is dropped.
 #[derive(Debug)]
-pub(super) struct WatchedFolder {
+pub(in crate::agents) struct WatchedFolder {
     watch: Arc<AckWatch>,
     id: i32,
     changed: Arc<Notify>,
@@ -51,7 +51,7 @@ impl AckWatch {
     }
 
     /// Watches a folder. `None` if the kernel cannot.
-    pub(super) fn watch(self: &Arc<Self>, folder: &Path) -> Option<WatchedFolder> {
+    pub(in crate::agents) fn watch(self: &Arc<Self>, folder: &Path) -> Option<WatchedFolder> {
         let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO;
         // Held, so that no event comes before the entry.
         let mut folders = self.lock();
@@ -105,7 +105,7 @@ impl Drop for WatchedFolder {
 }
 
 /// Waits for a change; for ever without a watch.
-pub(super) async fn changed(folder: Option<&WatchedFolder>) {
+pub(in crate::agents) async fn changed(folder: Option<&WatchedFolder>) {
     match folder {
         Some(folder) => folder.changed.notified().await,
         None => std::future::pending().await,

@@ -1,4 +1,6 @@
-//! [`AckFolder`]: where one agent writes its ack files, and how they are read.
+//! Ack files: [`AckFolder`], where one agent writes them and how they are read; [`AckWatch`] notices new ones.
+
+mod watch;
 
 use std::{
     io::{self, Read as _},
@@ -15,6 +17,8 @@ use rustix::{
     io::Errno,
 };
 
+pub(crate) use self::watch::AckWatch;
+pub(super) use self::watch::{WatchedFolder, changed};
 use crate::clock;
 
 /// A file that was not accepted is removed after this time.
