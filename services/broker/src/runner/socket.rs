@@ -179,10 +179,17 @@ async fn send(
     }
 }
 
+/// Closes the socket, and reads what is on its way until the runner closes too: a socket that ends with unread bytes is
+/// reset, and a reset may overtake the close frame.
 async fn close(socket: &mut WebSocket, code: u16, reason: &'static str) {
     let frame = CloseFrame { code, reason: reason.into() };
-    // The runner may have closed first, or read nothing.
-    let _ = timeout(CLOSE_TIMEOUT, socket.send(Message::Close(Some(frame)))).await;
+    let closed = async {
+        // The runner may have closed first.
+        let _ = socket.send(Message::Close(Some(frame))).await;
+        while let Some(Ok(_)) = socket.recv().await {}
+    };
+    // It may read nothing.
+    let _ = timeout(CLOSE_TIMEOUT, closed).await;
 }
 
 /// Answers a request. Returns whether the runner leaves with it.
