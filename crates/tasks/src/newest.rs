@@ -2,7 +2,7 @@
 //! writes behind.
 //!
 //! During an outage they hold one value per key, where a queue ([`batches`](crate::batches)) grows to its bound and
-//! then refuses what is newest.
+//! then refuses further items.
 
 use std::{
     collections::{HashMap, hash_map::Entry},

@@ -10,7 +10,8 @@ use serde_json::json;
 use crate::shares::create_family;
 
 const SOON: Duration = Duration::from_secs(30);
-/// Time until the breakers that events of the set-up have opened, for 30 s, let calls through again.
+/// Time until breakers that events of the set-up have opened let calls through again: three times their 30 s, for a
+/// loaded machine.
 const LOOKED_UP_WITHIN: Duration = Duration::from_secs(90);
 /// Lookups that a worker makes for one tenant at a time, each of which ends after [`LOOKUP_TIMEOUT`].
 const SHARE: usize = 8;

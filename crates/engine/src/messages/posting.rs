@@ -5,22 +5,25 @@
 //! anywhere.
 
 pub mod batch;
-mod checks;
+mod full_mailboxes;
 mod replay;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashMap, iter, sync::Arc};
+use std::{iter, sync::Arc};
 
 use relay_domain::{
     AgentId, ConversationId, JsonText, MessageId, WorkspaceScope,
     access::rights::{Actor, Operation},
     agents::{AgentKind, address},
     channels::{ChannelKind, direct_names},
-    events::kind,
-    mailboxes::delivery::{Mode, Reason},
+    files::MAX_ATTACHMENTS,
+    mailboxes::{
+        dead_letter::TTL_BOUNDS,
+        delivery::{Mode, Reason},
+    },
     messages::{Message, extract_mentions, with_from_address},
-    names::{MAX_AGENT_NAME_BYTES, check_name, strip_hash},
+    names::{MAX_AGENT_NAME_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name, strip_hash},
 };
 use relay_store::{
     IdempotencyKey,
@@ -28,18 +31,16 @@ use relay_store::{
     events::Event,
     messages::batch::{NewRecipient, NewSend},
 };
-use relay_wire::{events::data::DeliveryRefused, field::ToValue as _};
+use relay_wire::{messages::payload, nodes::deliver_frame::FRAME_LIMIT};
 use serde_json::Value;
 use tokio::{sync::oneshot, time::Instant};
 
-pub(crate) use self::checks::{check_draft, check_frame};
 use super::Messages;
 use crate::{
     EngineError, EngineResult,
     access::{callers::AgentCaller, idempotency::ClientKey, rights::RightsCaller},
     channels::audiences::AudienceSource,
-    error::{BadCredential, Conflict, Denial, InvalidInput, Missing},
-    hints::AgentNotices,
+    error::{BadCredential, Conflict, Denial, InvalidInput, Missing, TooLarge},
     messages::{
         committer::{CommitReply, PendingSend, Sequence},
         fanouts::wait_for_preceding,
@@ -51,6 +52,10 @@ type QueuedReply = oneshot::Receiver<EngineResult<CommitReply>>;
 
 /// Bound of the resolutions of one send. Each further one means that the channel changed within milliseconds.
 const MAX_RESOLUTIONS: usize = 8;
+
+/// Above this size of text and extras the exact frame is encoded to check its limit. Below it, even the worst JSON
+/// escaping of both copies in a conversation's frame fits.
+const ALWAYS_FITS_BYTES: usize = 60 * 1024;
 
 /// Content of a post.
 #[derive(Debug, Clone, Default)]
@@ -196,21 +201,6 @@ impl Messages {
         }
     }
 
-    /// Returns the post that was committed under the key of a request that failed for good, or the error.
-    async fn find_post_after(
-        &self,
-        error: EngineError,
-        sender: &Sender,
-        request: &PostRequest,
-    ) -> EngineResult<PostedMessage> {
-        // The token was rotated meanwhile: it may no longer read earlier posts.
-        let lost_token = matches!(error, EngineError::Unauthenticated(BadCredential::UnknownToken { .. }));
-        if lost_token || error.is_transient() {
-            return Err(error);
-        }
-        self.find_repeated_post(sender, &request.target, request.key.as_ref()).await?.ok_or(error)
-    }
-
     /// Resolves the target and commits the send, again while the audience changes in between.
     async fn commit_resolved(&self, sender: &Sender, request: &PostRequest) -> EngineResult<PostedMessage> {
         let attachments = self.files.attachments(sender.scope, &request.draft.attachments).await?;
@@ -235,7 +225,9 @@ impl Messages {
     ) -> EngineResult<Option<PostedMessage>> {
         let posted = match reply {
             CommitReply::Committed { send, full } => {
-                self.notify_mailbox_full(sender, &send, audience, &full);
+                if !full.is_empty() {
+                    self.notify_mailbox_full(sender, &send, audience, &full);
+                }
                 let to = direct_recipient(audience, sender);
                 PostedMessage { message: send.message, replayed: false, to }
             }
@@ -416,31 +408,6 @@ impl Messages {
         };
         Ok((send, names))
     }
-
-    /// Notifies the sender of full mailboxes (docs/protocol/node.md, "Expiry and mailbox depth"). The send itself
-    /// succeeded.
-    fn notify_mailbox_full(&self, sender: &Sender, send: &NewSend, audience: &Audience, full: &[usize]) {
-        if full.is_empty() {
-            return;
-        }
-        metrics::counter!(relay_domain::metric_names::DELIVERIES_REFUSED).increment(full.len() as u64);
-        let names: HashMap<_, _> = audience.members.iter().map(|m| (m.agent_id, m.name.as_str())).collect();
-        let notice = |recipient: &NewRecipient| {
-            DeliveryRefused {
-                delivery_id: None,
-                message_id: send.message.id,
-                target_agent_id: recipient.agent_id,
-                target_agent_name: names.get(&recipient.agent_id).copied(),
-                reason: "depth_cap",
-                error: "mailbox depth cap exceeded",
-                retryable: false,
-            }
-            .to_value()
-        };
-        let each = full.iter().filter_map(|position| send.recipients.get(*position)).map(notice).collect();
-        let (scope, agent) = (sender.scope, sender.agent_id);
-        self.core.notify_senders(vec![AgentNotices { scope, agent, event: kind::DELIVERY_FAILED, each }]);
-    }
 }
 
 /// Returns the sources of a send's audience, one for each resolution. A snapshot that the commit has just rejected is
@@ -494,4 +461,40 @@ fn recipients(
             Some((NewRecipient { agent_id: member.agent_id, mode, reason }, Arc::from(member.name.as_str())))
         })
         .unzip()
+}
+
+pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
+    if draft.text.is_empty() {
+        return Err(EngineError::invalid_request("text must not be empty"));
+    }
+    check_length("text", &draft.text, MAX_TEXT_BYTES)?;
+    if draft.attachments.len() > MAX_ATTACHMENTS {
+        return Err(EngineError::Invalid(InvalidInput::Attachments));
+    }
+    if draft.blocks.as_ref().is_some_and(|blocks| !blocks.is_array()) {
+        return Err(EngineError::invalid_request("blocks must be an array"));
+    }
+    if draft.data.as_ref().is_some_and(|data| !data.is_object()) {
+        return Err(EngineError::invalid_request("data must be an object"));
+    }
+    let (least, most) = TTL_BOUNDS;
+    let is_within =
+        |ttl: i64| u128::try_from(ttl).is_ok_and(|ttl| (least.as_millis()..=most.as_millis()).contains(&ttl));
+    if draft.ttl_ms.is_some_and(|ttl| !is_within(ttl)) {
+        let text = format!("ttl_ms must be {} to {}", least.as_millis(), most.as_millis());
+        return Err(EngineError::invalid_request(text));
+    }
+    check_length("content_type", draft.content_type.as_deref().unwrap_or_default(), 128)?;
+    Ok(check_json_length("data", draft.data.as_ref().map_or(0, JsonText::byte_len))?)
+}
+
+/// Checks that the message fits into a frame: no message may be accepted that cannot be delivered.
+pub(crate) fn check_frame(message: &Message) -> EngineResult<()> {
+    if message.held_bytes() <= ALWAYS_FITS_BYTES {
+        return Ok(());
+    }
+    // Names of at most 128 bytes, escaped, and the frame's own keys.
+    const FRAME_OVERHEAD: usize = 2048;
+    let encoded = payload::payload(message, "").get().len() + FRAME_OVERHEAD;
+    if encoded > FRAME_LIMIT { Err(EngineError::TooLarge(TooLarge::Message)) } else { Ok(()) }
 }

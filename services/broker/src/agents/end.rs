@@ -1,4 +1,4 @@
-//! End of an agent: what is undone, and in which order.
+//! End of an agent: its registrations and files are removed in a fixed order.
 
 use serde_json::json;
 
@@ -16,7 +16,8 @@ impl AgentTask {
         self.publish(&Event::AgentReleased { reason });
     }
 
-    /// The agent is gone: for the engine, for a later broker, and for its name, in this order. The next agent of the
+    /// Deregisters the agent at the engine, removes it from the files that a later broker reads, and frees its name, in
+    /// this order. The next agent of the
     /// name has the same id and the same folder, so nothing of this end may come after that start.
     pub(super) async fn leave(&self) {
         let services = &self.launch.services;

@@ -179,8 +179,8 @@ async fn send(
     }
 }
 
-/// Closes the socket, and reads what is on its way until the runner closes too: a socket that ends with unread bytes is
-/// reset, and a reset may overtake the close frame.
+/// Sends a close frame and reads until the runner closes too: the kernel resets a socket that is closed with unread
+/// bytes, and the runner may then lose the close frame.
 async fn close(socket: &mut WebSocket, code: u16, reason: &'static str) {
     let frame = CloseFrame { code, reason: reason.into() };
     let closed = async {

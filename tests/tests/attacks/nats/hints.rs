@@ -75,7 +75,7 @@ async fn texts(socket: &mut NodeSocket, count: usize) -> Result<Vec<Value>> {
 }
 
 /// Moves an agent to a node; an error if the gateway misses the deadline of its database.
-async fn bind_once(key: &Api, node: &str, agent: &str) -> Result<Reply> {
+async fn try_bind(key: &Api, node: &str, agent: &str) -> Result<Reply> {
     let reply = key.post(&format!("/v1/nodes/{node}/agents"), json!({ "agent_name": agent })).await?;
     ensure!(reply.status != 503, "{}", reply.body);
     Ok(reply)
@@ -119,7 +119,7 @@ async fn missed_hints_cause_one_list_of_all_agents_in_each_pause() -> Result<()>
             post_once(&ann, "bob", &format!("message {nth}")).await?;
         }
         // The hint of the move is in the flood.
-        wait::until_ok("the outcome of the move", SOON, || bind_once(&key, "quiet", "eve")).await?.success()?;
+        wait::until_ok("the outcome of the move", SOON, || try_bind(&key, "quiet", "eve")).await?.success()?;
         post_once(&ann, "eve", "moved").await
     };
     let ((lists, within), _) = tokio::try_join!(flooded, posted)?;

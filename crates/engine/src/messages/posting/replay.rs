@@ -6,14 +6,33 @@ use relay_domain::channels::ChannelKind;
 use relay_store::{PostRecord, channels::audience::AudienceKey};
 use serde_json::Value;
 
-use super::{AudienceSource, PostedMessage, Sender, Target, direct_recipient};
+use super::{AudienceSource, PostRequest, PostedMessage, Sender, Target, direct_recipient};
 use crate::messages::Messages;
-use crate::{EngineError, EngineResult, access::idempotency::ClientKey, error::Missing};
+use crate::{
+    EngineError, EngineResult,
+    access::idempotency::ClientKey,
+    error::{BadCredential, Missing},
+};
 
 /// Longest wait of a repeated post for others, far below the 30 s that a request may take.
 const REPEAT_WAIT: Duration = Duration::from_secs(5);
 
 impl Messages {
+    /// Returns the post that was committed under the key of a request that failed for good, or the error.
+    pub(in crate::messages) async fn find_post_after(
+        &self,
+        error: EngineError,
+        sender: &Sender,
+        request: &PostRequest,
+    ) -> EngineResult<PostedMessage> {
+        // The token was rotated meanwhile: it may no longer read earlier posts.
+        let lost_token = matches!(error, EngineError::Unauthenticated(BadCredential::UnknownToken { .. }));
+        if lost_token || error.is_transient() {
+            return Err(error);
+        }
+        self.find_repeated_post(sender, &request.target, request.key.as_ref()).await?.ok_or(error)
+    }
+
     /// Finds the post that was committed under this key: it stays posted, whatever has happened to its target since.
     pub(in crate::messages) async fn find_repeated_post(
         &self,

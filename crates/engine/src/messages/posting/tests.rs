@@ -2,7 +2,7 @@ use relay_domain::{ChannelId, files::MAX_ATTACHMENTS, names::MAX_TEXT_BYTES};
 use relay_wire::nodes::deliver_frame::FRAME_LIMIT;
 use serde_json::{Map, Value};
 
-use super::{checks::ALWAYS_FITS_BYTES, *};
+use super::*;
 use crate::messages::fixture::{message, scope};
 
 fn ada() -> AgentCaller {

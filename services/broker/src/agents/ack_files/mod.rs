@@ -23,7 +23,8 @@ use crate::clock;
 
 /// A file that was not accepted is removed after this time.
 const KEPT_FOR: Duration = Duration::from_secs(60 * 60);
-/// The folder is tried again so often where the end of another agent removes the empty folders above it meanwhile.
+/// Attempts to make the folder. One fails only if another agent ended at that moment and removed the empty folders
+/// above, so that 64 in a row mean another error.
 const MOST_TRIES: usize = 64;
 
 /// Folder of one agent's ack files. A project may bring links in its place, so that every step to it is taken without
