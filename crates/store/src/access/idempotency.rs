@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::types::Json;
 
-use crate::{Store, StoreError, StoreResult, connections::Session};
+use crate::{Store, StoreError, StoreResult, connections::DatabaseSession};
 
 /// Retention of an idempotency key; published clients rely on 24 hours.
 pub(crate) const IDEMPOTENCY_RETENTION_HOURS: i32 = 24;
@@ -62,7 +62,7 @@ pub struct StoredResponse {
 /// Claims a key for an operation, with its record. Returns false when the key is in use; an expired one is overwritten.
 /// A transaction that claims the same key waits here for the other to end.
 pub(crate) async fn claim_key(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     workspace: WorkspaceId,
     key: &IdempotencyKey,
     record: &(impl Serialize + Sync),

@@ -11,7 +11,7 @@ use relay_wire::{events::recorded_data::TokenChanged, field::ToValue as _};
 
 use crate::{
     Store, StoreError, StoreResult,
-    connections::Session,
+    connections::DatabaseSession,
     events::{self, Event, RecordedEvents},
     mailboxes::claims::end_leases,
 };
@@ -127,7 +127,7 @@ impl Store {
 
 /// Deletes the agent's token, and that of its own node if asked to. Returns them.
 async fn delete_tokens(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     agent: AgentId,
     ends_direct_node: bool,
@@ -149,7 +149,7 @@ async fn delete_tokens(
 
 /// Ends the former token of an agent, and returns it.
 pub(crate) async fn end_former_token(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     agent: AgentId,
 ) -> StoreResult<Vec<TokenHash>> {
@@ -163,7 +163,7 @@ pub(crate) async fn end_former_token(
 
 /// Keeps a replaced token for the workspace's grace, if it has one.
 async fn keep_former_token(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     agent: AgentId,
     former: TokenHash,

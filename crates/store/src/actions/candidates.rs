@@ -17,7 +17,7 @@ use relay_domain::{
 };
 use sqlx::{Row as _, postgres::PgRow};
 
-use crate::{StoreError, StoreResult, connections::Session, decode::decode_rows};
+use crate::{StoreError, StoreResult, connections::DatabaseSession, decode::decode_rows};
 
 /// Maximum number of skipped nodes in a record; further ones are only counted, which bounds the row.
 const NAMED_SKIPS: usize = 50;
@@ -223,7 +223,7 @@ impl Candidates {
     /// Reads the providers with these capabilities, and for releases those of the target nodes. Requires the lock of
     /// placements in the workspaces.
     pub(crate) async fn read<'a>(
-        tx: &mut Session,
+        tx: &mut DatabaseSession,
         wanted: impl Iterator<Item = (WorkspaceScope, &'a str, Option<&'a NodeId>)>,
     ) -> StoreResult<Self> {
         Ok(Self::read_by(CAPABLE_PROVIDERS, tx, &[], &WantedCapabilities::collect(wanted)).await?.0)
@@ -231,7 +231,7 @@ impl Candidates {
 
     /// Reads the providers as [`Candidates::read`] does, and the open invocations of these workspaces.
     pub(crate) async fn read_with_open_counts<'a>(
-        tx: &mut Session,
+        tx: &mut DatabaseSession,
         workspaces: &BTreeSet<WorkspaceId>,
         wanted: impl Iterator<Item = (WorkspaceScope, &'a str, Option<&'a NodeId>)>,
     ) -> StoreResult<(Self, Vec<OpenCount>)> {
@@ -242,7 +242,7 @@ impl Candidates {
 
     async fn read_by(
         statement: &'static str,
-        tx: &mut Session,
+        tx: &mut DatabaseSession,
         workspaces: &[WorkspaceId],
         wanted: &WantedCapabilities<'_>,
     ) -> StoreResult<(Self, Vec<OpenCount>)> {

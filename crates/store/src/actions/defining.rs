@@ -18,7 +18,7 @@ use crate::{
         outcomes::{OutcomeBatch, deliver_outcomes},
     },
     codes::WS,
-    connections::Session,
+    connections::DatabaseSession,
     decode::decode_row,
     events::{self, Event, RecordedEvents},
     nodes::capabilities,
@@ -117,7 +117,7 @@ const TAKE_OVER: &str = formatcp!(
 /// Gives an action to another handler if the former one is not live, and fails the former one's open invocations.
 /// Returns the event of the take-over and the outcomes of the invocations; `None` if the handler is live.
 async fn take_over_action(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     action: ActionId,
     new: &NewAction<'_>,
@@ -254,7 +254,7 @@ impl Store {
 /// An invocation that is being created by another transaction is not seen. It stays with the handler, and fails in time
 /// if that is unavailable.
 async fn fail_open_invocations(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     handler: &ActionHandler,
     error: &'static str,

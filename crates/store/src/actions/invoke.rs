@@ -22,7 +22,7 @@ use crate::{
         placement_turns::wait_for_turns,
     },
     codes::WS,
-    connections::Session,
+    connections::DatabaseSession,
     events::{Event, EventColumns, RecordedEvents},
 };
 
@@ -99,7 +99,7 @@ impl Store {
 
 /// Creates the invocations whose workspaces are locked by this transaction.
 async fn create_invocations(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     new: &[&NewInvocation],
 ) -> StoreResult<(Vec<InvokeOutcome>, Vec<RecordedEvents>)> {
     let used = claim_keys(tx, new).await?;
@@ -139,7 +139,7 @@ async fn create_invocations(
 
 /// Places one invocation and adds its row to `rows`.
 async fn place_invocation(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     one: &NewInvocation,
     candidates: &mut Candidates,
     hosts: &HashMap<(WorkspaceId, AgentId), HandlerHost>,
@@ -204,7 +204,7 @@ async fn place_invocation(
 
 /// Counts the queued invocations for one provider of a node, or for any provider of the node.
 async fn count_waiting(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     node: &NodeId,
     provider: Option<&ProviderName>,
@@ -311,7 +311,7 @@ const HOSTS: &str = formatcp!(
 /// Reads the locations of the agents that handle these invocations. An unassigned agent gets the provider of its node
 /// that registered first.
 async fn read_hosts(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     new: &[&NewInvocation],
 ) -> StoreResult<HashMap<(WorkspaceId, AgentId), HandlerHost>> {
     let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) = new
@@ -354,7 +354,7 @@ fn invoked_event(one: &NewInvocation) -> Event {
 }
 
 /// Claims the idempotency keys of these invocations. Returns for each whether its key was used before.
-pub(crate) async fn claim_keys(tx: &mut Session, new: &[&NewInvocation]) -> StoreResult<Vec<bool>> {
+pub(crate) async fn claim_keys(tx: &mut DatabaseSession, new: &[&NewInvocation]) -> StoreResult<Vec<bool>> {
     let mut keyed: Vec<(usize, WorkspaceId, IdempotencyKey)> =
         new.iter().enumerate().filter_map(|(nth, one)| Some((nth, one.scope.workspace_id(), one.key?))).collect();
     // One order for all transactions: concurrent batches with the same keys wait instead of deadlocking.
@@ -368,7 +368,7 @@ pub(crate) async fn claim_keys(tx: &mut Session, new: &[&NewInvocation]) -> Stor
 }
 
 /// Releases the keys of refused invocations: a repeated request may succeed.
-async fn release_keys(tx: &mut Session, keys: &[(WorkspaceScope, [u8; 32])]) -> StoreResult<()> {
+async fn release_keys(tx: &mut DatabaseSession, keys: &[(WorkspaceScope, [u8; 32])]) -> StoreResult<()> {
     for (scope, hash) in keys {
         sqlx::query("DELETE FROM idempotency_keys WHERE workspace_id = $1 AND key_hash = $2")
             .bind(scope.workspace_id())

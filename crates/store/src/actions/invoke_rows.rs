@@ -16,7 +16,7 @@ use crate::{
         candidates::CapableProvider,
         new_invocation::{Handler, NewInvocation},
     },
-    connections::Session,
+    connections::DatabaseSession,
     events::{EventColumns, NUMBERED, RecordedEvents, appended_events},
 };
 
@@ -106,7 +106,11 @@ impl InvocationColumns {
 
     /// Writes the rows and appends their events, in one statement. Must be the last one before COMMIT, because it locks
     /// the counters of events.
-    pub(crate) async fn write(self, tx: &mut Session, events: EventColumns) -> StoreResult<Vec<RecordedEvents>> {
+    pub(crate) async fn write(
+        self,
+        tx: &mut DatabaseSession,
+        events: EventColumns,
+    ) -> StoreResult<Vec<RecordedEvents>> {
         if self.id.is_empty() {
             return Ok(Vec::new());
         }

@@ -25,7 +25,7 @@ use crate::{
         redispatch::HANDLER_UNREACHABLE,
         result_deliveries::{WrittenResult, write_results},
     },
-    connections::Session,
+    connections::DatabaseSession,
     events::{self, Event, RecordedEvents},
     nodes::fence::Fence,
 };
@@ -167,7 +167,7 @@ impl Store {
 /// empty. Must be the last write of the transaction: appending events locks the workspaces' event logs until the
 /// commit.
 pub(crate) async fn deliver_outcomes(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     mut done: Vec<Invocation>,
     at: DateTime<Utc>,
     epoch: Option<i64>,

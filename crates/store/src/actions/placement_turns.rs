@@ -9,7 +9,7 @@ use sqlx::Row as _;
 
 use crate::{
     Store, StoreError, StoreResult,
-    connections::{Purpose, Session, Transaction},
+    connections::{DatabaseSession, Purpose, Transaction},
 };
 
 impl Store {
@@ -51,7 +51,7 @@ impl Store {
 
 /// Waits for the turns of these workspaces, in one order: two batches with the same workspaces cannot deadlock.
 pub(crate) async fn wait_for_turns(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scopes: &BTreeSet<WorkspaceScope>,
     epoch: Option<i64>,
 ) -> StoreResult<()> {

@@ -20,7 +20,7 @@ use crate::{
         invoke::Dispatch,
     },
     codes::WS,
-    connections::Session,
+    connections::DatabaseSession,
     decode::decode_rows,
     nodes::fence::{Fence, ProviderKey},
 };
@@ -368,7 +368,7 @@ impl Store {
 
 /// Places one invocation again. Without an eligible provider it stays in the queue with a longer delay.
 async fn redispatch_one(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     row: DueInvocation,
     candidates: &mut Candidates,
@@ -441,7 +441,7 @@ async fn redispatch_one(
 /// Handles the registration of a provider: clears the loss mark of its invocations, and makes queued invocations due
 /// that it may take. Spawn invocations that started an agent there stay queued: the provider's inventory tells whether
 /// the agent still runs. `SKIP LOCKED` leaves out rows that a redispatch is placing already.
-pub(crate) async fn wake_waiting(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<()> {
+pub(crate) async fn wake_waiting(tx: &mut DatabaseSession, key: ProviderKey<'_>) -> StoreResult<()> {
     sqlx::query(
         "WITH waiting AS MATERIALIZED (
              SELECT i.workspace_id, i.invocation_id

@@ -10,7 +10,7 @@ use relay_domain::{
     mailboxes::delivery::{Reason, SourceKind},
 };
 
-use crate::{StoreError, StoreResult, connections::Session, messages::days::day_of};
+use crate::{StoreError, StoreResult, connections::DatabaseSession, messages::days::day_of};
 
 /// CTEs that write a delivery for each row of `want` (workspace_id, agent_id, source_id, rank), which the caller
 /// defines:
@@ -91,7 +91,7 @@ pub(crate) struct WrittenResult {
 /// Writes a delivery for each durable outcome. Returns the outcomes that have one; full mailboxes and deleted callers
 /// get none.
 pub(crate) async fn write_results(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     done: &[Invocation],
     at: DateTime<Utc>,
     epoch: Option<i64>,

@@ -11,7 +11,7 @@ use relay_domain::{
     events::EventSeq,
 };
 
-use crate::{Store, StoreError, StoreResult, connections::Session};
+use crate::{Store, StoreError, StoreResult, connections::DatabaseSession};
 
 /// Claimed part of a workspace's event log.
 #[derive(Debug, Clone, Copy)]
@@ -295,7 +295,7 @@ impl Store {
 
 /// Creates the workspace's progress row if it is missing, and locks it. The lock serialises adding the first trigger
 /// with removing the last one. The `DO UPDATE` changes nothing: it takes the lock, which `DO NOTHING` would not.
-async fn lock_progress(tx: &mut Session, scope: WorkspaceScope) -> StoreResult<()> {
+async fn lock_progress(tx: &mut DatabaseSession, scope: WorkspaceScope) -> StoreResult<()> {
     sqlx::query(
         "INSERT INTO trigger_progress AS p (workspace_id, reached_seq)
          SELECT $1, coalesce((SELECT next_seq - 1 FROM event_heads WHERE workspace_id = $1), 0)
@@ -309,7 +309,7 @@ async fn lock_progress(tx: &mut Session, scope: WorkspaceScope) -> StoreResult<(
 }
 
 /// Removes the progress row if the workspace has no enabled trigger.
-async fn remove_unused_progress(tx: &mut Session, scope: WorkspaceScope) -> StoreResult<()> {
+async fn remove_unused_progress(tx: &mut DatabaseSession, scope: WorkspaceScope) -> StoreResult<()> {
     sqlx::query(
         "DELETE FROM trigger_progress
           WHERE workspace_id = $1

@@ -18,7 +18,7 @@ use sqlx::{
 use crate::{
     Store, StoreError, StoreResult,
     agents::sessions,
-    connections::Session,
+    connections::DatabaseSession,
     decode::decode_rows,
     events::{self, RecordedEvents},
     nodes::assignment,
@@ -238,7 +238,7 @@ impl Store {
     }
 }
 
-async fn count_located(tx: &mut Session, scope: WorkspaceScope, node: &NodeId) -> StoreResult<i64> {
+async fn count_located(tx: &mut DatabaseSession, scope: WorkspaceScope, node: &NodeId) -> StoreResult<i64> {
     sqlx::query_scalar("SELECT count(*) FROM agents WHERE workspace_id = $1 AND node_id = $2 AND deleted_at IS NULL")
         .bind(scope.workspace_id())
         .bind(node)
@@ -250,7 +250,7 @@ async fn count_located(tx: &mut Session, scope: WorkspaceScope, node: &NodeId) -
 /// Writes the location of an agent whose row is locked. On the same node, the binding stays and only given values
 /// change.
 async fn move_agent(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     agent: AgentId,
     new: &NewBinding<'_>,

@@ -8,7 +8,7 @@ use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, agents::AgentStatus};
 
 use crate::{
     Store, StoreError, StoreResult,
-    connections::Session,
+    connections::DatabaseSession,
     events::{self, RecordedEvents, status_event},
     maintenance::loop_state::{AgentPosition, LoopState, lock_state, save_state},
 };
@@ -71,7 +71,7 @@ pub(crate) use last_seen_at;
 /// Sets an agent's status, if its status is `only_from` or that is `None`, and updates its `last_seen_at`. Returns the
 /// agent's name if the status changed.
 pub(crate) async fn set_status(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     agent: AgentId,
     status: AgentStatus,
@@ -103,7 +103,7 @@ pub(crate) async fn set_status(
 
 /// Records the new status of agents as events of their workspaces.
 async fn record_status_events(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     at: DateTime<Utc>,
     status: AgentStatus,
     mut agents: Vec<(WorkspaceId, AgentId, String)>,

@@ -11,7 +11,7 @@ use crate::{
         idempotency::{IdempotencyKey, SpawnRecord},
         rotation::end_former_token,
     },
-    connections::Session,
+    connections::DatabaseSession,
     decode::decode_row,
     events::{self, RecordedEvents, status_event},
 };
@@ -128,7 +128,7 @@ impl Store {
 
 /// Makes `token` the agent's only token and sets the agent active, as a registration does. Returns the revoked token.
 async fn replace_token(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     agent: AgentId,
     token: TokenHash,
@@ -159,7 +159,7 @@ async fn replace_token(
 
 /// Stores a spawn's key.
 async fn insert_spawn_key(
-    connection: &mut Session,
+    connection: &mut DatabaseSession,
     scope: WorkspaceScope,
     key: &IdempotencyKey,
     agent: AgentId,

@@ -20,7 +20,7 @@ use crate::{
         outcomes::{OutcomeBatch, OutcomeRecording, deliver_outcomes},
     },
     agents::presence::last_seen_at,
-    connections::Session,
+    connections::DatabaseSession,
     events::{self, Event, RecordedEvents, status_event},
     nodes::{assignment::is_not_running, fence::Fence},
 };
@@ -359,7 +359,7 @@ impl Store {
 
 /// Creates the exit events of agents that move to `node` from another node that they ran on.
 pub(crate) async fn move_events(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     node: &NodeId,
     hosts: impl Iterator<Item = (AgentId, NodeId)>,
@@ -378,7 +378,7 @@ pub(crate) async fn move_events(
 /// Creates the exit events of agents of a node; the callers of their spawns receive them. An agent with a release was
 /// released, whatever other reason is reported.
 pub(crate) async fn exit_events(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     node: &NodeId,
     agents: &[AgentId],

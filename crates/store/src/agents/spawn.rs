@@ -6,7 +6,7 @@ use relay_domain::{AgentId, InvocationId, actions};
 use relay_wire::{agents::spawn::SpawnOutput, field::ToValue as _};
 use serde_json::Value;
 
-use crate::{Store, StoreError, StoreResult, connections::Session, nodes::fence::Fence};
+use crate::{Store, StoreError, StoreResult, connections::DatabaseSession, nodes::fence::Fence};
 
 /// Agent that an inventory lists as the result of an invocation.
 #[derive(Debug, Clone)]
@@ -104,7 +104,7 @@ impl Store {
 /// Compares a provider's inventory with its open spawns. The caller has locked the provider's row, so that no
 /// invocation is dispatched to it meanwhile.
 pub(crate) async fn reconcile_spawns(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     fence: &Fence,
     spawned: &[SpawnedAgent],
     at: DateTime<Utc>,

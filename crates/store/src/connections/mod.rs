@@ -8,9 +8,9 @@
 //! Behind a pooler in transaction mode each statement is in an explicit transaction, whose BEGIN carries the settings
 //! and the comparison with the known database (ADR 0065).
 
+mod database_session;
 mod executor;
 mod opening;
-mod session;
 
 use std::{
     ops::{Deref, DerefMut},
@@ -26,8 +26,8 @@ use tokio::{
 
 use self::opening::{Begin, is_other_epoch};
 pub(crate) use self::{
+    database_session::DatabaseSession,
     opening::{Opening, SETTINGS},
-    session::Session,
 };
 
 /// Time after its last use for which a connection counts as alive.
@@ -89,7 +89,7 @@ impl KeptConnections {
     }
 
     /// Returns a connection to the driver's pool, apart from the caller.
-    fn give_back(&mut self, session: Session, settle: &'static str) {
+    fn give_back(&mut self, session: DatabaseSession, settle: &'static str) {
         while self.returns.try_join_next().is_some() {}
         self.returns.spawn(give_back(session, settle));
     }
@@ -97,7 +97,7 @@ impl KeptConnections {
 
 #[derive(Debug)]
 struct KeptConnection {
-    session: Session,
+    session: DatabaseSession,
     taken_at: Instant,
     planned_at: Option<Instant>,
     used_at: Instant,
@@ -269,10 +269,16 @@ impl ConnectionPool {
     }
 
     fn new_lease(&self, connection: PoolConnection<Postgres>, purpose: Purpose) -> Lease {
-        self.lease(Session::new(connection, self.opening.statements()), Instant::now(), None, purpose)
+        self.lease(DatabaseSession::new(connection, self.opening.statements()), Instant::now(), None, purpose)
     }
 
-    fn lease(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>, purpose: Purpose) -> Lease {
+    fn lease(
+        &self,
+        session: DatabaseSession,
+        taken_at: Instant,
+        planned_at: Option<Instant>,
+        purpose: Purpose,
+    ) -> Lease {
         Lease { session: Some(session), is_open: false, epoch: None, taken_at, planned_at, purpose, pool: self.clone() }
     }
 
@@ -293,7 +299,7 @@ impl ConnectionPool {
         is_due
     }
 
-    fn keep(&self, session: Session, taken_at: Instant, planned_at: Option<Instant>, purpose: Purpose) {
+    fn keep(&self, session: DatabaseSession, taken_at: Instant, planned_at: Option<Instant>, purpose: Purpose) {
         let is_due = self.statement_limit.is_none() || taken_at.elapsed() > KEPT_AT_MOST || self.driver.is_closed();
         let mut kept = self.lock();
         let purpose = if kept.count_for(purpose) < purpose.connections() { purpose } else { Purpose::Others };
@@ -344,7 +350,7 @@ impl Drop for WaitingCaller<'_> {
 #[derive(Debug)]
 pub(crate) struct Lease {
     /// `None` once it was kept.
-    session: Option<Session>,
+    session: Option<DatabaseSession>,
     /// In an explicit transaction, or its BEGIN was given up.
     is_open: bool,
     /// Recovery epoch of the transaction.
@@ -416,22 +422,22 @@ impl Drop for Lease {
 
 /// Returns a connection to the driver's pool after a statement that settles it, or closes it. The pool's own test has
 /// no deadline, and its place would stay taken on a dead network.
-async fn give_back(mut session: Session, settle: &'static str) {
+async fn give_back(mut session: DatabaseSession, settle: &'static str) {
     if !matches!(timeout(SETTLE_TIMEOUT, session.execute(settle)).await, Ok(Ok(_))) {
         session.close_on_drop();
     }
 }
 
 impl Deref for Lease {
-    type Target = Session;
+    type Target = DatabaseSession;
 
-    fn deref(&self) -> &Session {
+    fn deref(&self) -> &DatabaseSession {
         self.session.as_ref().expect("a lease has its connection until it is dropped")
     }
 }
 
 impl DerefMut for Lease {
-    fn deref_mut(&mut self) -> &mut Session {
+    fn deref_mut(&mut self) -> &mut DatabaseSession {
         self.session.as_mut().expect("a lease has its connection until it is dropped")
     }
 }
@@ -452,15 +458,15 @@ impl Transaction {
 }
 
 impl Deref for Transaction {
-    type Target = Session;
+    type Target = DatabaseSession;
 
-    fn deref(&self) -> &Session {
+    fn deref(&self) -> &DatabaseSession {
         &self.0
     }
 }
 
 impl DerefMut for Transaction {
-    fn deref_mut(&mut self) -> &mut Session {
+    fn deref_mut(&mut self) -> &mut DatabaseSession {
         &mut self.0
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use sqlx::{AssertSqlSafe, Executor as _, error::DatabaseError, postgres::PgRow};
 
-use super::session::{Session, Statements};
+use super::database_session::{DatabaseSession, Statements};
 use crate::recovery::epoch::{EpochFence, KnownDatabase, OTHER_EPOCH};
 
 /// Settings of each connection, or behind a pooler of each transaction.
@@ -115,7 +115,7 @@ impl Begin<'_> {
     }
 
     /// Sends it, in one message, and returns the rows of its queries. A refusal closes the fence.
-    pub(super) async fn send(&self, session: &mut Session) -> sqlx::Result<Vec<PgRow>> {
+    pub(super) async fn send(&self, session: &mut DatabaseSession) -> sqlx::Result<Vec<PgRow>> {
         let sent = session.fetch_all(AssertSqlSafe(self.sql.as_str())).await;
         if sent.as_ref().is_err_and(is_other_epoch) {
             self.fence.close_if(|known| known == self.known.as_ref());

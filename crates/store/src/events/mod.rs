@@ -24,7 +24,7 @@ use sqlx::{
 };
 
 use crate::{
-    Store, StoreError, StoreResult, connections::Session, decode::decode_rows, messages::days::day_of,
+    Store, StoreError, StoreResult, connections::DatabaseSession, decode::decode_rows, messages::days::day_of,
     sizes::RECORD_BYTES,
 };
 
@@ -117,7 +117,7 @@ impl TryFrom<StoredEvent> for LoggedEvent {
 /// Appends the events of one workspace. Must be the last statement before COMMIT, because it locks the workspace's
 /// counter. Without events it does nothing and returns an empty record.
 pub(crate) async fn append(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     at: DateTime<Utc>,
     events: Vec<Event>,
@@ -237,7 +237,7 @@ pub(crate) fn number_events(
 
 /// Appends events of any workspaces in any order. Counters are locked in the order of the workspaces.
 pub(crate) async fn append_mixed(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     at: DateTime<Utc>,
     events: Vec<(WorkspaceScope, Event)>,
 ) -> StoreResult<Vec<RecordedEvents>> {

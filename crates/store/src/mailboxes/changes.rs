@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
 use crate::{
-    Store, StoreError, StoreResult, connections::Session, decode::decode_rows, statement_timeout::StatementTimeout as _,
+    Store, StoreError, StoreResult, connections::DatabaseSession, decode::decode_rows,
+    statement_timeout::StatementTimeout as _,
 };
 
 /// Records that one read returns. With more, comparing all mailboxes is cheaper.
@@ -179,14 +180,14 @@ impl Store {
 }
 
 /// Returns the end of both feeds as this transaction sees it.
-pub(crate) async fn current_position(tx: &mut Session) -> StoreResult<FeedPosition> {
+pub(crate) async fn current_position(tx: &mut DatabaseSession) -> StoreResult<FeedPosition> {
     let read = sqlx::query_as(CURRENT_POSITION).fetch_one(tx).await;
     let (snapshot, epoch) = read.map_err(StoreError::from_sqlx("reading the position of the change feed"))?;
     Ok(FeedPosition { snapshot, epoch })
 }
 
 /// Reads the mailboxes whose ack floors rose after `position`.
-pub(crate) async fn acked_since(tx: &mut Session, position: &FeedPosition) -> StoreResult<AckedMailboxes> {
+pub(crate) async fn acked_since(tx: &mut DatabaseSession, position: &FeedPosition) -> StoreResult<AckedMailboxes> {
     let rows: Vec<(String, i64, Option<Vec<WorkspaceId>>, Option<Vec<AgentId>>)> = sqlx::query_as(READ_ACKS)
         .bind(&position.snapshot)
         .bind(MAX_RECORDS + 1)

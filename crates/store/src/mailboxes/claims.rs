@@ -11,7 +11,7 @@ use relay_domain::{AgentId, ClaimId, WorkspaceScope, mailboxes::stream::Seq};
 use crate::{
     Store, StoreError, StoreResult,
     codes::DEFERRED,
-    connections::{Session, Transaction},
+    connections::{DatabaseSession, Transaction},
     mailboxes::locked_cursor::lock_cursor,
 };
 
@@ -173,7 +173,7 @@ async fn polled_generation(tx: &mut Transaction, scope: WorkspaceScope, agent: A
 }
 
 /// Ends all leases of an agent: their holder has lost its token.
-pub(crate) async fn end_leases(tx: &mut Session, scope: WorkspaceScope, agent: AgentId) -> StoreResult<()> {
+pub(crate) async fn end_leases(tx: &mut DatabaseSession, scope: WorkspaceScope, agent: AgentId) -> StoreResult<()> {
     sqlx::query(
         "UPDATE delivery_claims SET leased_until = relay_now()
           WHERE workspace_id = $1 AND agent_id = $2 AND leased_until > relay_now()",

@@ -13,7 +13,7 @@ use sqlx::{FromRow, Row, postgres::PgRow};
 use crate::{
     StoreError, StoreResult,
     codes::{ACKED, DEAD_LETTERED},
-    connections::Session,
+    connections::DatabaseSession,
     decode::decode_rows,
     events::Event,
 };
@@ -91,7 +91,7 @@ SELECT d.workspace_id, d.agent_id, d.source_id, d.redrive_no,
 
 /// Builds the events of newly acknowledged deliveries by mailbox and seq, at most [`EVENTS_PER_FLUSH`].
 pub(crate) async fn delivered_events(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     acked: &[AckedRange],
     at: DateTime<Utc>,
 ) -> StoreResult<Vec<(WorkspaceScope, Event)>> {

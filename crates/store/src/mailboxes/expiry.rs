@@ -20,7 +20,7 @@ use sqlx::{FromRow, Row, postgres::PgRow};
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, DEFERRED, MESSAGE_SOURCE},
-    connections::Session,
+    connections::DatabaseSession,
     decode::decode_rows,
     events::{self, Event, RecordedEvents},
     mailboxes::{
@@ -360,7 +360,7 @@ impl Store {
 
 /// Locks the mailboxes, dead-letters the rows that the reason covers and extends the settled floors.
 async fn dead_letter(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     workspaces: &[WorkspaceId],
     agents: &[AgentId],
     reason: DeadLetterReason,
@@ -393,7 +393,7 @@ async fn dead_letter(
 
 /// Records the events of dead letters, which are sorted by workspace.
 pub(crate) async fn record_dead_letters(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     dead: &[DeadLetteredDelivery],
     now: DateTime<Utc>,
 ) -> StoreResult<Vec<RecordedEvents>> {

@@ -15,7 +15,7 @@ use sqlx::FromRow;
 use crate::{
     StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
-    connections::Session,
+    connections::DatabaseSession,
     events::{self, Event, RecordedEvents},
     mailboxes::settled_floors::count_settled_above,
     messages::days::day_of,
@@ -150,7 +150,7 @@ SELECT l.ord, l.agent_id, l.source_id, l.redrive_no, l.channel_id, l.bar,
 /// Redrives these dead letters. Returns one outcome each, and the events of the new deliveries in an observed
 /// workspace.
 pub(super) async fn redrive(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     agents: &[AgentId],
     seqs: &[Seq],

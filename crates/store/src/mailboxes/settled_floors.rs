@@ -3,7 +3,7 @@
 
 use relay_domain::{AgentId, WorkspaceId};
 
-use crate::{StoreError, StoreResult, connections::Session};
+use crate::{StoreError, StoreResult, connections::DatabaseSession};
 
 /// SQL that selects the individually settled rows and skipped runs above a floor of a mailbox, as `last_seq` and
 /// `width`. In the order of `last_seq` there is no hole up to the point where the widths add up to `last_seq` minus the
@@ -79,7 +79,7 @@ UPDATE mailbox_cursors c
 /// Extends the settled floors of these mailboxes; the caller holds the locks on their cursor rows. Returns the number
 /// of floors that moved.
 pub(crate) async fn extend_settled_floors(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     workspaces: &[WorkspaceId],
     agents: &[AgentId],
 ) -> StoreResult<u64> {
@@ -93,7 +93,11 @@ pub(crate) async fn extend_settled_floors(
 }
 
 /// Locks the cursor rows of these mailboxes until the transaction ends.
-pub(crate) async fn lock_cursors(tx: &mut Session, workspaces: &[WorkspaceId], agents: &[AgentId]) -> StoreResult<()> {
+pub(crate) async fn lock_cursors(
+    tx: &mut DatabaseSession,
+    workspaces: &[WorkspaceId],
+    agents: &[AgentId],
+) -> StoreResult<()> {
     sqlx::query(LOCK_CURSORS)
         .bind(workspaces)
         .bind(agents)

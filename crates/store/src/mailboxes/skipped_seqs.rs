@@ -7,7 +7,7 @@ use relay_domain::{AgentId, WorkspaceId};
 
 use crate::{
     StoreError, StoreResult,
-    connections::Session,
+    connections::DatabaseSession,
     mailboxes::settled_floors::{extend_settled_floors, lock_cursors},
 };
 
@@ -27,7 +27,7 @@ SELECT s.workspace_id, s.agent_id
 
 /// Removes runs that the ack floor has passed, and moves settled floors over runs where an earlier version, which knew
 /// no such rows, left them; at most `page` of each. Returns the counts of runs and floors.
-pub(crate) async fn compact_skipped(tx: &mut Session, page: i64) -> StoreResult<(u64, u64)> {
+pub(crate) async fn compact_skipped(tx: &mut DatabaseSession, page: i64) -> StoreResult<(u64, u64)> {
     let doing = "compacting skipped seqs";
     let removed = sqlx::query(REMOVE).bind(page).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
     let behind: Vec<(WorkspaceId, AgentId)> =

@@ -8,7 +8,7 @@ use relay_domain::{AgentId, WorkspaceId, ids::as_number};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sqlx::{FromRow, PgExecutor, types::Json};
 
-use crate::{StoreError, StoreResult, connections::Session, decode::decode_row};
+use crate::{StoreError, StoreResult, connections::DatabaseSession, decode::decode_row};
 
 /// Result of locking the state of a loop.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ const LOCKING: &str = "locking the state of a loop";
 
 /// Locks the state of `name` for the rest of the transaction.
 pub(crate) async fn lock_state<T: DeserializeOwned + 'static>(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     name: &str,
 ) -> StoreResult<LoopState<T>> {
     if let Some(state) = lock_row(tx, name).await? {
@@ -59,7 +59,10 @@ pub(crate) async fn lock_state<T: DeserializeOwned + 'static>(
 }
 
 /// Locks the state; `None` if there is no row, or another worker holds the lock.
-async fn lock_row<T: DeserializeOwned + 'static>(tx: &mut Session, name: &str) -> StoreResult<Option<LoopState<T>>> {
+async fn lock_row<T: DeserializeOwned + 'static>(
+    tx: &mut DatabaseSession,
+    name: &str,
+) -> StoreResult<Option<LoopState<T>>> {
     let row = sqlx::query("SELECT loop AS name, value FROM loop_state WHERE loop = $1 FOR UPDATE SKIP LOCKED")
         .bind(name)
         .fetch_optional(tx)
@@ -87,7 +90,11 @@ pub(crate) async fn read_state<T: DeserializeOwned + 'static>(
 
 /// Stores the state of `name`, which the caller has locked in the same transaction. Nothing is written if it is stored
 /// already, as in the rounds of an idle installation.
-pub(crate) async fn save_state<T: Serialize + Sync>(tx: &mut Session, name: &str, value: &T) -> StoreResult<()> {
+pub(crate) async fn save_state<T: Serialize + Sync>(
+    tx: &mut DatabaseSession,
+    name: &str,
+    value: &T,
+) -> StoreResult<()> {
     sqlx::query(
         "UPDATE loop_state SET value = $2, updated_at = relay_now() WHERE loop = $1 AND value IS DISTINCT FROM $2",
     )

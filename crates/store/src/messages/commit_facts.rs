@@ -8,7 +8,7 @@ use sqlx::{FromRow, Row, postgres::PgRow, types::Json};
 
 use crate::{
     StoreError, StoreResult,
-    connections::Session,
+    connections::DatabaseSession as Session,
     decode::decode_rows,
     messages::batch::{Batch, NewSend, SendOutcome, sort_and_dedup},
 };

@@ -16,7 +16,7 @@ use crate::{
     Store, StoreError, StoreResult,
     access::idempotency::{IDEMPOTENCY_RETENTION_HOURS, IdempotencyKey, PostRecord},
     codes::MESSAGE_SOURCE,
-    connections::{Session, Transaction},
+    connections::{DatabaseSession as Session, Transaction},
     events::{self, Event, RecordedEvents},
     messages::{
         batch::{

@@ -13,7 +13,7 @@ use sqlx::{FromRow, Postgres, postgres::PgArguments, query::Query};
 
 use crate::{
     StoreError, StoreResult,
-    connections::Session,
+    connections::DatabaseSession as Session,
     messages::{
         batch::{NewRecipient, NewSend, WrittenDelivery},
         commit_facts::{AgentFacts, BatchFacts},

@@ -10,7 +10,7 @@ use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
-    connections::Session,
+    connections::DatabaseSession,
     decode::decode_rows,
     messages::{
         days::{MESSAGES_BY_KEY, day_of_id},
@@ -31,7 +31,7 @@ pub(crate) struct ReplacedContent {
 /// Locks a message of an author, and reads the content that an edit is about to replace. The lock serialises
 /// edits of one message, so that their events and replaced contents have the same order.
 pub(crate) async fn lock_message(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     (message, author): (MessageId, AgentId),
 ) -> StoreResult<Option<ReplacedContent>> {
@@ -51,7 +51,7 @@ pub(crate) async fn lock_message(
 
 /// Stores the content that a message had until this event.
 pub(crate) async fn record_replaced(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     message: MessageId,
     until_seq: EventSeq,

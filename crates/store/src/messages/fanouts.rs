@@ -12,7 +12,7 @@ use relay_domain::{
 
 use crate::{
     Store, StoreError, StoreResult,
-    connections::Session,
+    connections::DatabaseSession,
     mailboxes::settled_floors::count_settled_above,
     messages::{
         batch::{Batch, NewSend},
@@ -83,7 +83,7 @@ pub struct ClaimedFanout {
 /// Writes the record of a fan-out, with the recipients whose mailboxes have room now. Returns the positions of the others.
 /// Without any that has room there is no record.
 pub(crate) async fn open_fanout(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     batch: &Batch,
     send: &NewSend,
     facts: &BatchFacts,
@@ -116,7 +116,7 @@ pub(crate) async fn open_fanout(
 }
 
 /// Returns the positions of a fan-out's recipients that got no place in its record, because their mailboxes were full.
-pub(crate) async fn read_full(tx: &mut Session, send: &NewSend) -> StoreResult<Vec<usize>> {
+pub(crate) async fn read_full(tx: &mut DatabaseSession, send: &NewSend) -> StoreResult<Vec<usize>> {
     let placed: Vec<AgentId> = sqlx::query_scalar(
         "SELECT unnest(agents) FROM fanouts WHERE workspace_id = $1 AND message_id = $2
           UNION ALL

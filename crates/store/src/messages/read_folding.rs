@@ -14,7 +14,7 @@ use sqlx::FromRow;
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
-    connections::Session,
+    connections::DatabaseSession,
     mailboxes::changes::{FeedPosition, acked_since, current_position},
     maintenance::loop_state::{AgentPosition, LoopState, lock_state, read_state, save_state},
 };
@@ -284,7 +284,11 @@ impl Store {
 }
 
 /// Folds the next `page` mailboxes of a walk. Returns the deliveries read, and the position if the walk goes on.
-async fn walk_page(tx: &mut Session, from: AgentPosition, page: i64) -> StoreResult<(u64, Option<AgentPosition>)> {
+async fn walk_page(
+    tx: &mut DatabaseSession,
+    from: AgentPosition,
+    page: i64,
+) -> StoreResult<(u64, Option<AgentPosition>)> {
     let rows: Vec<MailboxFloors> = sqlx::query_as(WALKED)
         .bind(from.workspace_id)
         .bind(from.agent_id)
@@ -304,7 +308,7 @@ async fn walk_page(tx: &mut Session, from: AgentPosition, page: i64) -> StoreRes
 }
 
 /// Folds the acks of these mailboxes. Returns the deliveries read.
-async fn fold_acked(tx: &mut Session, keys: &[(WorkspaceId, AgentId)]) -> StoreResult<u64> {
+async fn fold_acked(tx: &mut DatabaseSession, keys: &[(WorkspaceId, AgentId)]) -> StoreResult<u64> {
     let doing = "folding acked deliveries";
     let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) = keys.iter().copied().unzip();
     let mut worked = 0;

@@ -7,7 +7,7 @@
 use chrono::NaiveDate;
 use relay_domain::WorkspaceId;
 
-use crate::{Store, StoreError, StoreResult, connections::Session};
+use crate::{Store, StoreError, StoreResult, connections::DatabaseSession};
 
 /// Transactions of one step, each over one workspace.
 const WORKSPACES_PER_STEP: usize = 50;
@@ -91,7 +91,7 @@ impl Store {
 /// Removes some of a workspace's messages of days before `first_kept`. Without any left, moves
 /// `messages_kept_from`, so that the workspace is not selected again before the next day.
 async fn remove_old_messages(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     workspace: WorkspaceId,
     first_kept: NaiveDate,
     limit: i64,

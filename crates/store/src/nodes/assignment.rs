@@ -7,7 +7,7 @@
 
 use relay_domain::{NodeId, ProviderName, WorkspaceScope};
 
-use crate::{StoreError, StoreResult, connections::Session};
+use crate::{StoreError, StoreResult, connections::DatabaseSession};
 
 /// SQL rank of a provider for hosting agents: 2 with delivery cursors or a published broker version, 1 with any
 /// capacity, otherwise 0.
@@ -103,7 +103,7 @@ struct ProviderRank {
 
 /// Reads the providers of a node.
 pub(crate) async fn read_providers(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     node: &NodeId,
 ) -> StoreResult<NodeProviders> {

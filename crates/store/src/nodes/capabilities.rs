@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use relay_domain::{ActionId, NodeId, ProviderName, WorkspaceScope, actions, nodes::CapabilityKind};
 use serde_json::Value;
 
-use crate::{StoreError, StoreResult, connections::Session, nodes::fence::ProviderKey};
+use crate::{StoreError, StoreResult, connections::DatabaseSession, nodes::fence::ProviderKey};
 
 /// Capability from the stored list of a provider.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ enum ActionChange {
 /// Replaces the capabilities of a provider and the actions that follow from them; `fresh_ids` has an id for each
 /// capability. Returns `Err` with the name of an action that another handler owns: the caller must then roll back.
 pub(crate) async fn replace_capabilities(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     key: ProviderKey<'_>,
     capabilities: &Value,
     fresh_ids: &[ActionId],
@@ -133,7 +133,7 @@ fn decide_action(
 }
 
 async fn write_capabilities(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     key: ProviderKey<'_>,
     list: &[AdvertisedCapability<'_>],
 ) -> StoreResult<()> {
@@ -161,7 +161,7 @@ async fn write_capabilities(
 }
 
 /// Removes the capabilities of a provider and their actions.
-pub(crate) async fn remove_capabilities(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<()> {
+pub(crate) async fn remove_capabilities(tx: &mut DatabaseSession, key: ProviderKey<'_>) -> StoreResult<()> {
     sqlx::query("DELETE FROM node_capabilities WHERE workspace_id = $1 AND node_id = $2 AND provider = $3")
         .bind(key.scope.workspace_id())
         .bind(key.node)
@@ -173,7 +173,7 @@ pub(crate) async fn remove_capabilities(tx: &mut Session, key: ProviderKey<'_>) 
 }
 
 /// Serialises claims and releases of action names in a workspace until the commit.
-pub(crate) async fn lock_names(tx: &mut Session, scope: WorkspaceScope) -> StoreResult<()> {
+pub(crate) async fn lock_names(tx: &mut DatabaseSession, scope: WorkspaceScope) -> StoreResult<()> {
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('actions', $1))")
         .bind(scope.workspace_id())
         .execute(tx)
@@ -182,7 +182,7 @@ pub(crate) async fn lock_names(tx: &mut Session, scope: WorkspaceScope) -> Store
     Ok(())
 }
 
-async fn drop_actions(tx: &mut Session, key: ProviderKey<'_>, kept: &[&str]) -> StoreResult<()> {
+async fn drop_actions(tx: &mut DatabaseSession, key: ProviderKey<'_>, kept: &[&str]) -> StoreResult<()> {
     sqlx::query(
         "DELETE FROM actions
           WHERE workspace_id = $1 AND handler_node_id = $2 AND provider = $3 AND name <> ALL ($4)",
@@ -197,7 +197,7 @@ async fn drop_actions(tx: &mut Session, key: ProviderKey<'_>, kept: &[&str]) -> 
     Ok(())
 }
 
-async fn set_claim(tx: &mut Session, scope: WorkspaceScope, action: ActionId, claims: bool) -> StoreResult<()> {
+async fn set_claim(tx: &mut DatabaseSession, scope: WorkspaceScope, action: ActionId, claims: bool) -> StoreResult<()> {
     sqlx::query("UPDATE actions SET claims_name = $3 WHERE workspace_id = $1 AND action_id = $2")
         .bind(scope.workspace_id())
         .bind(action)
@@ -209,7 +209,7 @@ async fn set_claim(tx: &mut Session, scope: WorkspaceScope, action: ActionId, cl
 }
 
 async fn insert_action(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     key: ProviderKey<'_>,
     (id, name, claims): (ActionId, &str, bool),
     at: DateTime<Utc>,

@@ -13,7 +13,7 @@ use relay_wire::{events::recorded_data::NodeEnrolled, field::ToValue as _};
 use crate::{
     Store, StoreError, StoreResult,
     agents::sessions,
-    connections::Session,
+    connections::DatabaseSession,
     events::{self, Event, RecordedEvents, status_event},
     nodes::presence::Broker,
 };
@@ -142,7 +142,7 @@ impl Store {
 }
 
 /// Deletes the capabilities of a node's providers, and the actions that they or REST defined for it.
-async fn delete_definitions(tx: &mut Session, scope: WorkspaceScope, node: &NodeId) -> StoreResult<()> {
+async fn delete_definitions(tx: &mut DatabaseSession, scope: WorkspaceScope, node: &NodeId) -> StoreResult<()> {
     for statement in [
         "DELETE FROM node_capabilities WHERE workspace_id = $1 AND node_id = $2",
         "DELETE FROM actions WHERE workspace_id = $1 AND handler_node_id = $2",

@@ -9,7 +9,7 @@ use sqlx::PgExecutor;
 use crate::{
     Store, StoreError, StoreResult,
     codes::DIRECT,
-    connections::Session,
+    connections::DatabaseSession,
     events::{self, RecordedEvents, status_event},
     mailboxes::cursors::split_keys,
     nodes::{
@@ -63,7 +63,7 @@ WITH here AS MATERIALIZED (
 )
 SELECT workspace_id, agent_id, name FROM here WHERE status = 'offline' ORDER BY workspace_id, agent_id";
 
-async fn lock_node(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<()> {
+async fn lock_node(tx: &mut DatabaseSession, key: ProviderKey<'_>) -> StoreResult<()> {
     sqlx::query("SELECT FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE")
         .bind(key.scope.workspace_id())
         .bind(key.node)

@@ -15,7 +15,7 @@ use crate::{
         sessions,
         spawn::{self, InventoryReconciliation, SpawnedAgent},
     },
-    connections::Session,
+    connections::DatabaseSession,
     decode::{decode_row, decode_rows},
     events::{self, Event, RecordedEvents, status_event},
     nodes::{assignment::hosts_unassigned, fence::Fence},
@@ -268,7 +268,7 @@ impl Store {
 
 /// Reads and locks the listed agents that exist, in id order.
 async fn lock_listed(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     fence: &Fence,
     listed: &[ListedAgent],
 ) -> StoreResult<HashMap<AgentId, KnownAgent>> {
@@ -354,7 +354,7 @@ struct MissingAgent {
 /// Marks the provider's agents offline that an inventory does not list. Some that have ended may be offline already:
 /// their connection was lost before.
 async fn mark_missing(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     fence: &Fence,
     listed: &[ListedAgent],
     at: DateTime<Utc>,
@@ -410,7 +410,7 @@ fn spawned_agent(entry: &ListedAgent) -> Option<SpawnedAgent> {
 }
 
 /// Locks the provider row until the commit, and returns whether the fence holds. An inventory counts as a heartbeat.
-async fn lock_provider(tx: &mut Session, fence: &Fence) -> StoreResult<bool> {
+async fn lock_provider(tx: &mut DatabaseSession, fence: &Fence) -> StoreResult<bool> {
     let held: Option<i64> = sqlx::query_scalar(
         "UPDATE providers SET last_heartbeat_at = relay_now()
           WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4 RETURNING epoch",
@@ -425,7 +425,7 @@ async fn lock_provider(tx: &mut Session, fence: &Fence) -> StoreResult<bool> {
     Ok(held.is_some())
 }
 
-async fn bind_listed(tx: &mut Session, fence: &Fence, listed: &[ListedAgent]) -> StoreResult<()> {
+async fn bind_listed(tx: &mut DatabaseSession, fence: &Fence, listed: &[ListedAgent]) -> StoreResult<()> {
     let ids = ids_of(listed);
     let sessions: Vec<Option<&str>> = listed.iter().map(|l| l.session_ref.as_deref()).collect();
     sqlx::query(

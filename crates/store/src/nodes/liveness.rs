@@ -9,7 +9,7 @@ use sqlx::postgres::PgRow;
 
 use crate::{
     Store, StoreError, StoreResult,
-    connections::Session,
+    connections::DatabaseSession,
     decode::decode_rows,
     events::{self, Event, RecordedEvents, status_event},
     nodes::presence,
@@ -152,7 +152,7 @@ impl Store {
 /// Disconnects these providers, marks their agents offline and records both. Must be the last write of the transaction,
 /// because it locks the workspaces' event logs.
 pub(crate) async fn disconnect(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     targets: &ProvidersToDisconnect,
     reason: &'static str,
     at: DateTime<Utc>,

@@ -8,7 +8,9 @@ use const_format::formatcp;
 use relay_domain::{NodeId, WorkspaceId, WorkspaceScope, events::kind};
 use relay_wire::{events::recorded_data::NodePresence, field::ToValue as _};
 
-use crate::{StoreError, StoreResult, codes::BROKER, connections::Session, events::Event, nodes::fence::ProviderKey};
+use crate::{
+    StoreError, StoreResult, codes::BROKER, connections::DatabaseSession, events::Event, nodes::fence::ProviderKey,
+};
 
 /// Node with the role `broker`. Direct nodes have no presence events: their agents' status shows the same.
 #[derive(Debug)]
@@ -52,7 +54,7 @@ SELECT workspace_id, node_id, name FROM brokers ORDER BY workspace_id, node_id"
 /// Returns the brokers among these nodes (workspace and id pairs) without a connected provider. Locks the event logs of
 /// their workspaces until the commit, so only appending events may follow.
 pub(crate) async fn brokers_without_provider(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     workspaces: &[WorkspaceId],
     nodes: &[NodeId],
 ) -> StoreResult<Vec<Broker>> {
@@ -87,7 +89,7 @@ pub(crate) async fn brokers_without_provider(
 
 /// Returns whether this provider is the only connected one of its node. Locks the workspace's event log until the
 /// commit, so only appending events may follow.
-pub(crate) async fn is_only_provider(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<bool> {
+pub(crate) async fn is_only_provider(tx: &mut DatabaseSession, key: ProviderKey<'_>) -> StoreResult<bool> {
     let doing = "checking that a node came online";
     sqlx::query(LOCK_LOGS_OF_BROKERS)
         .bind([key.scope.workspace_id()])

@@ -15,7 +15,7 @@ use crate::{
     Store, StoreError, StoreResult,
     actions::redispatch,
     codes::{BROKER, DIRECT},
-    connections::{Session, Transaction},
+    connections::{DatabaseSession, Transaction},
     decode::decode_row,
     events::{self, Event, RecordedEvents, status_event},
     nodes::{
@@ -274,7 +274,7 @@ impl Store {
     }
 }
 
-async fn rename_node(tx: &mut Session, key: ProviderKey<'_>, name: &str) -> StoreResult<()> {
+async fn rename_node(tx: &mut DatabaseSession, key: ProviderKey<'_>, name: &str) -> StoreResult<()> {
     sqlx::query("UPDATE nodes SET name = $3, updated_at = relay_now() WHERE workspace_id = $1 AND node_id = $2")
         .bind(key.scope.workspace_id())
         .bind(key.node)
@@ -288,7 +288,7 @@ async fn rename_node(tx: &mut Session, key: ProviderKey<'_>, name: &str) -> Stor
 /// Returns whether the node has a place for a provider: its own, or one among [`MAX_PROVIDERS`]. A provider that was
 /// disconnected for a day leaves its place, so that names which change with each start of a program do not fill the
 /// node. The node is locked, so no other one is added meanwhile.
-pub(super) async fn make_room(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<bool> {
+pub(super) async fn make_room(tx: &mut DatabaseSession, key: ProviderKey<'_>) -> StoreResult<bool> {
     let doing = "making room for a provider";
     let has_place: bool = sqlx::query_scalar(
         "SELECT count(*) < $4 OR bool_or(provider = $3) FROM providers WHERE workspace_id = $1 AND node_id = $2",
@@ -325,7 +325,7 @@ pub(super) async fn make_room(tx: &mut Session, key: ProviderKey<'_>) -> StoreRe
 }
 
 /// Notes that the node was connected, for as long as it exists.
-async fn note_connection(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<()> {
+async fn note_connection(tx: &mut DatabaseSession, key: ProviderKey<'_>) -> StoreResult<()> {
     sqlx::query("UPDATE nodes SET last_connected_at = relay_now() WHERE workspace_id = $1 AND node_id = $2")
         .bind(key.scope.workspace_id())
         .bind(key.node)
@@ -338,7 +338,7 @@ async fn note_connection(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<
 /// Returns whether the provider is held by a connection that asked for it later. Gateways' clocks may differ by
 /// [`CLOCK_TOLERANCE`]. The node is locked, so no other registration intervenes.
 async fn is_held_by_later_request(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     key: ProviderKey<'_>,
     requested_at: DateTime<Utc>,
 ) -> StoreResult<bool> {
@@ -362,7 +362,7 @@ async fn is_held_by_later_request(
 /// The epoch is the time in milliseconds, so that a registration after a failover has another one than a registration
 /// that the failover has lost: the end of that connection is recorded after the recovery.
 async fn take_provider(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     key: ProviderKey<'_>,
     claim: &ProviderClaim<'_>,
     registration: &ProviderRegistration,
@@ -404,7 +404,7 @@ async fn take_provider(
 }
 
 /// Returns whether a provider counts as connected, and locks its row until the commit.
-async fn is_connected(tx: &mut Session, key: ProviderKey<'_>) -> StoreResult<bool> {
+async fn is_connected(tx: &mut DatabaseSession, key: ProviderKey<'_>) -> StoreResult<bool> {
     let connected: Option<bool> = sqlx::query_scalar(
         "SELECT gateway_id IS NOT NULL FROM providers
           WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 FOR UPDATE",
@@ -460,7 +460,11 @@ SELECT coalesce((SELECT role = '{DIRECT}' FROM nodes WHERE workspace_id = $1 AND
 );
 
 /// Ends the connection of this epoch. Returns `None` if it has ended or was superseded.
-async fn end_connection(tx: &mut Session, fence: &Fence, at: DateTime<Utc>) -> StoreResult<Option<EndedConnection>> {
+async fn end_connection(
+    tx: &mut DatabaseSession,
+    fence: &Fence,
+    at: DateTime<Utc>,
+) -> StoreResult<Option<EndedConnection>> {
     sqlx::query_as(END_CONNECTION)
         .bind(fence.scope.workspace_id())
         .bind(&fence.node_id)

@@ -20,7 +20,7 @@ use crate::{
         rotation::{ChangedToken, TokenSubject, token_event},
         tokens::parse_hashes,
     },
-    connections::{Session, Transaction},
+    connections::{DatabaseSession, Transaction},
     events::{self, RecordedEvents},
 };
 
@@ -403,7 +403,7 @@ async fn write_override(tx: &mut Transaction, scope: WorkspaceScope, token: Obse
 }
 
 /// Marks all tokens of a workspace that was deleted in this transaction.
-pub(crate) async fn override_workspace_tokens(tx: &mut Session, scope: WorkspaceScope) -> StoreResult<()> {
+pub(crate) async fn override_workspace_tokens(tx: &mut DatabaseSession, scope: WorkspaceScope) -> StoreResult<()> {
     sqlx::query(
         "INSERT INTO observer_overrides (token_id, workspace_id, state, version, scopes, filters)
          SELECT token_id, workspace_id, 'workspace_deleted', version, scopes, '{}'

@@ -11,7 +11,7 @@ use relay_domain::{
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, NOTICE_SOURCE},
-    connections::Session,
+    connections::DatabaseSession,
     mailboxes::{
         cursors::split_keys,
         settled_floors::{extend_settled_floors, lock_cursors},
@@ -224,7 +224,7 @@ impl Store {
 
 /// Locks heads, then cursors (the order that all transactions keep), until the transaction ends.
 pub(super) async fn lock_mailboxes(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     workspaces: &[WorkspaceId],
     agents: &[AgentId],
 ) -> StoreResult<()> {
@@ -240,7 +240,7 @@ pub(super) async fn lock_mailboxes(
 /// Performs [`Store::raise_heads`] within a transaction that has locked the mailboxes and extends the settled floors
 /// afterwards.
 pub(super) async fn raise_locked_heads(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     highest: &[(WorkspaceScope, AgentId, Seq)],
     now: DateTime<Utc>,
     fresh_id: &mut impl FnMut() -> i64,

@@ -16,7 +16,7 @@ use sqlx::{FromRow, Row, postgres::PgRow};
 use crate::{
     Store, StoreError, StoreResult,
     codes::{ACTION_RESULT_SOURCE, CHANNEL, DEAD_LETTERED, MESSAGE_SOURCE},
-    connections::Session,
+    connections::DatabaseSession,
     decode::decode_rows,
     events::RecordedEvents,
     mailboxes::{
@@ -194,7 +194,7 @@ impl Store {
     }
 }
 
-async fn write_messages(tx: &mut Session, lost: &[&LoggedDelivery]) -> StoreResult<()> {
+async fn write_messages(tx: &mut DatabaseSession, lost: &[&LoggedDelivery]) -> StoreResult<()> {
     let of: Vec<(&LoggedDelivery, &LoggedMessage)> =
         lost.iter().filter_map(|one| Some((*one, one.message.as_ref()?))).collect();
     sqlx::query(MESSAGES)
@@ -234,7 +234,7 @@ fn bind_deliveries<'q>(query: Query<'q>, lost: &[&LoggedDelivery]) -> Query<'q> 
         .bind(lost.iter().map(|one| one.sender).collect::<Vec<_>>())
 }
 
-async fn write_deliveries(tx: &mut Session, lost: &[&LoggedDelivery]) -> StoreResult<u64> {
+async fn write_deliveries(tx: &mut DatabaseSession, lost: &[&LoggedDelivery]) -> StoreResult<u64> {
     let written = bind_deliveries(sqlx::query(INSERT_DELIVERIES), lost)
         .execute(tx)
         .await
@@ -243,7 +243,7 @@ async fn write_deliveries(tx: &mut Session, lost: &[&LoggedDelivery]) -> StoreRe
 }
 
 async fn dead_letter_lost(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     lost: &[&LoggedDelivery],
     now: DateTime<Utc>,
 ) -> StoreResult<Vec<DeadLetteredDelivery>> {

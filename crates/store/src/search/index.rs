@@ -14,15 +14,13 @@ use relay_domain::{MessageId, WorkspaceId, WorkspaceScope, snowflake};
 use crate::{
     Store, StoreError, StoreResult,
     codes::CHANNEL,
-    connections::Session,
+    connections::DatabaseSession,
     maintenance::loop_state::{LoopState, lock_state, save_state},
     messages::days::day_of_id,
 };
 
 const SEARCH_INDEX: &str = "search_index";
 const WANTED_SEARCH_INDEX: &str = "wanted_search_index";
-/// Days for which the index of a workspace is wanted after a search.
-const WANTED_DAYS: i32 = 30;
 /// Position before the first workspace.
 const BEFORE_ALL: WorkspaceId = WorkspaceId::new(-1);
 /// Workspaces that one step reads.
@@ -244,34 +242,6 @@ impl Store {
 }
 
 impl Store {
-    /// Returns whether the index of any workspace is wanted.
-    async fn wants_any_index(&self) -> StoreResult<bool> {
-        // The first condition on the time is that of the index.
-        sqlx::query_scalar(
-            "SELECT EXISTS (SELECT FROM search_progress WHERE wanted_until > '-infinity' AND wanted_until > relay_now())",
-        )
-        .fetch_one(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("looking for wanted search indexes"))
-    }
-
-    /// Marks the index of a workspace as wanted. Most calls find it marked and write nothing.
-    pub async fn want_index(&self, scope: WorkspaceScope) -> StoreResult<()> {
-        sqlx::query(
-            "INSERT INTO search_progress AS p (workspace_id, wanted_until)
-             SELECT $1, relay_now() + make_interval(days => $2)
-              WHERE NOT EXISTS (SELECT FROM search_progress
-                                 WHERE workspace_id = $1 AND wanted_until > relay_now() + make_interval(days => $2) / 2)
-             ON CONFLICT (workspace_id) DO UPDATE SET wanted_until = excluded.wanted_until",
-        )
-        .bind(scope.workspace_id())
-        .bind(WANTED_DAYS)
-        .execute(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("marking a search index as wanted"))?;
-        Ok(())
-    }
-
     /// Indexes at most `page` new messages of one workspace now, for statistics that must include them. It takes no
     /// loop lock and moves no mark: the insert ignores messages that the loop indexes at the same time.
     pub async fn index_newest(&self, scope: WorkspaceScope, page: i64) -> StoreResult<u64> {
@@ -319,7 +289,7 @@ struct FirstPass {
 /// Finds the messages above `reached_id` and moves that mark. A full page cuts `turn` to the workspaces that it has
 /// reached.
 async fn run_first_pass(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     turn: &mut Vec<IndexProgress>,
     keys: &mut MessageKeys,
     old_enough: i64,
@@ -353,7 +323,7 @@ async fn run_first_pass(
 /// Finds the messages between the marks that were not visible in the first pass and moves `settled_id`. Returns true
 /// if messages are left.
 async fn run_second_pass(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     turn: &mut [IndexProgress],
     keys: &mut MessageKeys,
     old_enough: i64,
@@ -391,7 +361,11 @@ fn advance_idle(turn: &mut [IndexProgress], busy: &HashSet<WorkspaceId>, old_eno
     }
 }
 
-async fn read_turn(tx: &mut Session, which: IndexedWorkspaces, from: WorkspaceId) -> StoreResult<Vec<IndexProgress>> {
+async fn read_turn(
+    tx: &mut DatabaseSession,
+    which: IndexedWorkspaces,
+    from: WorkspaceId,
+) -> StoreResult<Vec<IndexProgress>> {
     sqlx::query_as(which.turn())
         .bind(from)
         .bind(WORKSPACES_PER_STEP)
@@ -402,7 +376,7 @@ async fn read_turn(tx: &mut Session, which: IndexedWorkspaces, from: WorkspaceId
 
 /// Reads the messages between two marks of each workspace, and whether they are indexed.
 async fn messages_between(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     turn: &[IndexProgress],
     marks: impl Fn(&IndexProgress) -> (i64, i64),
     page: i64,
@@ -423,7 +397,7 @@ async fn messages_between(
 }
 
 /// Indexes the messages that are not indexed yet, and counts them in the statistics.
-async fn add_to_index(tx: &mut Session, keys: &MessageKeys) -> StoreResult<u64> {
+async fn add_to_index(tx: &mut DatabaseSession, keys: &MessageKeys) -> StoreResult<u64> {
     let doing = "indexing messages";
     if keys.messages.is_empty() {
         return Ok(0);
@@ -454,7 +428,11 @@ async fn add_to_index(tx: &mut Session, keys: &MessageKeys) -> StoreResult<u64> 
 
 /// Indexes a message whose text was changed in this transaction. The row is inserted first: otherwise the worker
 /// could insert it afterwards with the old text from its snapshot.
-pub(crate) async fn reindex_message(tx: &mut Session, workspace: WorkspaceId, message: MessageId) -> StoreResult<()> {
+pub(crate) async fn reindex_message(
+    tx: &mut DatabaseSession,
+    workspace: WorkspaceId,
+    message: MessageId,
+) -> StoreResult<()> {
     let mut keys = MessageKeys::default();
     keys.push(workspace, message);
     add_to_index(tx, &keys).await?;
@@ -474,7 +452,7 @@ pub(crate) async fn reindex_message(tx: &mut Session, workspace: WorkspaceId, me
     Ok(())
 }
 
-async fn move_marks(tx: &mut Session, moved: &[IndexProgress]) -> StoreResult<()> {
+async fn move_marks(tx: &mut DatabaseSession, moved: &[IndexProgress]) -> StoreResult<()> {
     if moved.is_empty() {
         return Ok(());
     }

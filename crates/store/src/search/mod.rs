@@ -2,3 +2,4 @@
 
 pub mod index;
 pub mod queries;
+mod wanted;

@@ -22,7 +22,7 @@ use sqlx::types::Json;
 use crate::{
     Store, StoreError, StoreResult,
     access::idempotency::{IdempotencyKey, claim_key},
-    connections::Session,
+    connections::DatabaseSession,
     decode::decode_row,
     events::{self, Event, RecordedEvents},
     observers::tokens,
@@ -281,7 +281,7 @@ impl Store {
 /// change.
 /// `None` if it is deleted or expired.
 async fn merge_metadata(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     change: &Map<String, Value>,
 ) -> StoreResult<Option<Map<String, Value>>> {
@@ -299,7 +299,7 @@ async fn merge_metadata(
 ///
 /// Endpoints of a deleted workspace are not called even if they are missed here, so rows that a dispatcher has
 /// locked are skipped instead of waited for. Disabling the others keeps them out of the dispatchers' scans.
-async fn disable_endpoints(tx: &mut Session, scope: WorkspaceScope, at: DateTime<Utc>) -> StoreResult<()> {
+async fn disable_endpoints(tx: &mut DatabaseSession, scope: WorkspaceScope, at: DateTime<Utc>) -> StoreResult<()> {
     sqlx::query(
         "WITH idle AS (
             SELECT agent_id FROM push_mailboxes
@@ -326,7 +326,7 @@ async fn disable_endpoints(tx: &mut Session, scope: WorkspaceScope, at: DateTime
 /// Stores the response of a creation under its key. Returns the earlier response if the key was used in the last 24
 /// hours. A concurrent request with the same key waits for the end of this transaction.
 async fn store_creation_key(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     CreationKey { owner, key }: &CreationKey,
     response: &Value,
 ) -> StoreResult<Option<WorkspaceCreation>> {

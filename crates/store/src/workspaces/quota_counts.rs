@@ -3,12 +3,12 @@
 use const_format::formatcp;
 use relay_domain::{WorkspaceScope, workspaces::plan::Quota};
 
-use crate::{StoreError, StoreResult, codes::CHANNEL, connections::Session};
+use crate::{StoreError, StoreResult, codes::CHANNEL, connections::DatabaseSession};
 
 /// Returns whether a workspace is within `quota` after the insertion by this transaction; `None` is unlimited. The
 /// caller rolls back if it is not.
 pub(crate) async fn is_within_quota(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     scope: WorkspaceScope,
     quota: Quota,
     most: Option<i64>,

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
-    connections::Session,
+    connections::DatabaseSession,
     maintenance::loop_state::{LoopState, lock_state, save_state},
     search::index::VISIBLE_WITHIN,
 };
@@ -251,7 +251,11 @@ impl Store {
     }
 }
 
-async fn begin_round(tx: &mut Session, progress: &mut RollUpProgress, this_minute: DateTime<Utc>) -> StoreResult<()> {
+async fn begin_round(
+    tx: &mut DatabaseSession,
+    progress: &mut RollUpProgress,
+    this_minute: DateTime<Utc>,
+) -> StoreResult<()> {
     let recovered_at: Option<DateTime<Utc>> = sqlx::query_scalar("SELECT recovered_at FROM recovery_state")
         .fetch_one(tx)
         .await
@@ -272,7 +276,11 @@ async fn begin_round(tx: &mut Session, progress: &mut RollUpProgress, this_minut
     Ok(())
 }
 
-async fn count_rows(tx: &mut Session, workspaces: &[WorkspaceId], progress: &RollUpProgress) -> StoreResult<()> {
+async fn count_rows(
+    tx: &mut DatabaseSession,
+    workspaces: &[WorkspaceId],
+    progress: &RollUpProgress,
+) -> StoreResult<()> {
     if workspaces.is_empty() || progress.from >= progress.until {
         return Ok(());
     }
@@ -290,7 +298,11 @@ async fn count_rows(tx: &mut Session, workspaces: &[WorkspaceId], progress: &Rol
     Ok(())
 }
 
-async fn add_floors(tx: &mut Session, workspaces: &[WorkspaceId], progress: &RollUpProgress) -> StoreResult<()> {
+async fn add_floors(
+    tx: &mut DatabaseSession,
+    workspaces: &[WorkspaceId],
+    progress: &RollUpProgress,
+) -> StoreResult<()> {
     sqlx::query(ADD_FLOORS)
         .bind(workspaces)
         .bind(progress.until - TimeDelta::minutes(1))

@@ -1,4 +1,4 @@
-//! Connection to Postgres on which this crate executes its statements. [`Session`] is what a lease or a transaction
+//! Connection to Postgres on which this crate executes its statements. [`DatabaseSession`] is what a lease or a transaction
 //! leads to.
 
 use futures::{future::BoxFuture, stream::BoxStream};
@@ -20,12 +20,12 @@ pub(super) enum Statements {
 
 /// Connection of the driver's pool, with the preparation of its statements.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct DatabaseSession {
     connection: PoolConnection<Postgres>,
     statements: Statements,
 }
 
-impl Session {
+impl DatabaseSession {
     pub(super) fn new(connection: PoolConnection<Postgres>, statements: Statements) -> Self {
         Self { connection, statements }
     }
@@ -46,7 +46,7 @@ impl Session {
     }
 }
 
-impl<'c> Executor<'c> for &'c mut Session {
+impl<'c> Executor<'c> for &'c mut DatabaseSession {
     type Database = Postgres;
 
     fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Either<PgQueryResult, PgRow>>>
