@@ -20,20 +20,23 @@ async fn empty_mailboxes(engine: &Engine) -> EngineResult<TickOutcome> {
     if orphaned.is_empty() {
         return Ok(TickOutcome::default());
     }
-    let (dead, recorded) =
+    let (dead_lettered, recorded) =
         engine.store().dead_letter_mailboxes(&orphaned, DeadLetterReason::SessionGone, engine.now()).await?;
-    engine.mailboxes().announce_dead_letters(&dead, recorded);
+    engine.mailboxes().announce_dead_letters(&dead_lettered, recorded);
     // The bound of a step may have left out any of them.
-    let is_cut = dead.len() >= MAX_DEAD_LETTERED;
+    let is_cut = dead_lettered.len() >= MAX_DEAD_LETTERED;
     let left = |(scope, agent): &(WorkspaceScope, AgentId)| {
         is_cut
-            || dead.iter().filter(|letter| letter.scope == *scope && letter.delivery_id.agent == *agent).count()
+            || dead_lettered
+                .iter()
+                .filter(|letter| letter.scope == *scope && letter.delivery_id.agent == *agent)
+                .count()
                 >= PER_MAILBOX
     };
     let (more, empty): (Vec<_>, Vec<_>) = orphaned.iter().copied().partition(left);
     engine.store().mark_orphaned_mailboxes_emptied(&empty).await?;
     let more = !more.is_empty() || i64::try_from(orphaned.len()).unwrap_or(0) == AT_ONCE;
-    Ok(TickOutcome { worked: dead.len() as u64, more, lag: None })
+    Ok(TickOutcome { worked: dead_lettered.len() as u64, more, lag: None })
 }
 
 async fn settle_releases(engine: &Engine) -> EngineResult<TickOutcome> {

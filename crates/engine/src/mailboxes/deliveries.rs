@@ -59,7 +59,7 @@ impl Mailboxes {
         let id = own_delivery(caller, id)?;
         let (mut sender, mut reason) = (None, None);
         let events = |reported: &ReportOutcome| {
-            if let Some(letter) = &reported.dead {
+            if let Some(letter) = &reported.dead_lettered {
                 reason = Some(letter.reason);
                 sender = letter.sender.map(|sender| (sender, letter.notice()));
             }
@@ -142,7 +142,7 @@ fn report_events(
                 ];
             }
             // The event has the fields of a dead letter and those of the recipient's report.
-            let dead_letter = reported.dead.as_ref().map(DeadLetteredDelivery::notice);
+            let dead_letter = reported.dead_lettered.as_ref().map(DeadLetteredDelivery::notice);
             vec![event(kind::DELIVERY_FAILED, DeliveryReported { dead_letter, ..data }.to_value())]
         }
         DeliveryReport::Defer { available_at, reason } => {

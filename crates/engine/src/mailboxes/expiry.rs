@@ -21,8 +21,8 @@ pub async fn expire_due_deliveries(engine: &Engine) -> EngineResult<TickOutcome>
     let mut ticked = TickOutcome::default();
     for pass in [ExpiryPass::First, ExpiryPass::Second] {
         let expired = engine.store().expire_step(pass, engine.now()).await?;
-        engine.mailboxes().announce_dead_letters(&expired.dead, expired.recorded);
-        ticked.worked += expired.dead.len() as u64;
+        engine.mailboxes().announce_dead_letters(&expired.dead_lettered, expired.recorded);
+        ticked.worked += expired.dead_lettered.len() as u64;
         ticked.more |= expired.more;
     }
     let deleted = engine.store().mailboxes_of_deleted_agents(DELETED_AT_ONCE).await?;
@@ -41,9 +41,9 @@ impl Mailboxes {
         &self,
         mailboxes: &[(WorkspaceScope, AgentId)],
     ) -> EngineResult<Vec<DeadLetteredDelivery>> {
-        let (dead, recorded) = self.core.store.dead_letter_expired(mailboxes, self.core.now()).await?;
-        self.announce_dead_letters(&dead, recorded);
-        Ok(dead)
+        let (dead_lettered, recorded) = self.core.store.dead_letter_expired(mailboxes, self.core.now()).await?;
+        self.announce_dead_letters(&dead_lettered, recorded);
+        Ok(dead_lettered)
     }
 
     /// Dead-letters all unsettled deliveries of these mailboxes. Returns their number; the expiry loop finds those that
@@ -55,30 +55,31 @@ impl Mailboxes {
     ) -> EngineResult<u64> {
         let mut done = 0;
         loop {
-            let (dead, recorded) = self.core.store.dead_letter_mailboxes(mailboxes, reason, self.core.now()).await?;
-            if dead.is_empty() {
+            let (dead_lettered, recorded) =
+                self.core.store.dead_letter_mailboxes(mailboxes, reason, self.core.now()).await?;
+            if dead_lettered.is_empty() {
                 return Ok(done);
             }
-            done += dead.len() as u64;
-            self.announce_dead_letters(&dead, recorded);
+            done += dead_lettered.len() as u64;
+            self.announce_dead_letters(&dead_lettered, recorded);
         }
     }
 
     /// Announces dead letters to the mailboxes' gateways, the senders and observers. These are hints: the dead letters
     /// are committed.
-    pub(crate) fn announce_dead_letters(&self, dead: &[DeadLetteredDelivery], recorded: Vec<RecordedEvents>) {
-        if dead.is_empty() {
+    pub(crate) fn announce_dead_letters(&self, dead_lettered: &[DeadLetteredDelivery], recorded: Vec<RecordedEvents>) {
+        if dead_lettered.is_empty() {
             return;
         }
-        for letters in dead.chunk_by(|a, b| a.reason == b.reason) {
+        for letters in dead_lettered.chunk_by(|a, b| a.reason == b.reason) {
             let reason = letters[0].reason.as_str();
             metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason)
                 .increment(letters.len() as u64);
         }
-        let mailboxes = dead.chunk_by(|a, b| (a.scope, a.delivery_id.agent) == (b.scope, b.delivery_id.agent));
+        let mailboxes = dead_lettered.chunk_by(|a, b| (a.scope, a.delivery_id.agent) == (b.scope, b.delivery_id.agent));
         self.core.mailboxes_settled(mailboxes.map(|rows| (rows[0].scope, rows[0].delivery_id.agent)).collect());
         let mut by_sender: HashMap<_, Vec<_>> = HashMap::new();
-        for letter in dead {
+        for letter in dead_lettered {
             if let Some(sender) = letter.sender {
                 by_sender.entry((letter.scope, sender)).or_default().push(letter.notice());
             }

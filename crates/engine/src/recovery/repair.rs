@@ -226,8 +226,8 @@ impl<'a> DatabaseRepair<'a> {
                 *known = (*known).max(seq);
             }
             report.recovered += done.recovered;
-            report.lost += done.dead.len() as u64;
-            self.announce(&done.dead, done.recorded);
+            report.lost += done.dead_lettered.len() as u64;
+            self.announce(&done.dead_lettered, done.recorded);
             progress(Progress { looked_at: last + 1 - from, of: to + 1 - from });
         }
         let mut raised: Vec<_> = highest.into_iter().map(|((scope, agent), seq)| (scope, agent, seq)).collect();
@@ -259,9 +259,9 @@ impl<'a> DatabaseRepair<'a> {
         Ok(report)
     }
 
-    fn announce(&self, dead: &[DeadLetteredDelivery], recorded: Vec<RecordedEvents>) {
+    fn announce(&self, dead_lettered: &[DeadLetteredDelivery], recorded: Vec<RecordedEvents>) {
         if let Some(engine) = self.engine {
-            engine.mailboxes().announce_dead_letters(dead, recorded);
+            engine.mailboxes().announce_dead_letters(dead_lettered, recorded);
         }
     }
 }

@@ -91,7 +91,7 @@ impl DeadLetteredDelivery {
 /// Result of one step of the expiry loop.
 #[derive(Debug, Default)]
 pub struct ExpiryStep {
-    pub dead: Vec<DeadLetteredDelivery>,
+    pub dead_lettered: Vec<DeadLetteredDelivery>,
     pub recorded: Vec<RecordedEvents>,
     /// True if the next step has work right away.
     pub more: bool,
@@ -160,7 +160,7 @@ WITH expired AS MATERIALIZED (
                                  AND e.seq = d.seq AND e.state <> {DEFERRED})
             ORDER BY d.seq LIMIT $5) AS d
      LIMIT $8
-), dead AS (
+), dead_lettered AS (
     INSERT INTO delivery_exceptions AS e (workspace_id, agent_id, seq, state, error, retryable, reason, at)
     SELECT workspace_id, agent_id, seq, 4, $6, false, $7, $3 FROM expired
     ON CONFLICT (workspace_id, agent_id, seq)
@@ -171,7 +171,7 @@ WITH expired AS MATERIALIZED (
 )
 SELECT x.workspace_id, x.agent_id, x.seq, x.source_id, x.redrive_no, a.name,
        m.agent_id AS sender, c.channel_id, c.name AS channel_name, c.conversation_id
-  FROM dead
+  FROM dead_lettered
   JOIN expired x USING (workspace_id, agent_id, seq)
   LEFT JOIN agents a ON a.workspace_id = x.workspace_id AND a.agent_id = x.agent_id
   LEFT JOIN channels c ON c.workspace_id = x.workspace_id AND c.channel_id = x.channel_id
@@ -250,10 +250,10 @@ impl Store {
         let (workspaces, agents) = split_keys(mailboxes);
         let doing = "dead-lettering mailboxes";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let dead = dead_letter(&mut tx, &workspaces, &agents, reason, now).await?;
-        let recorded = record_dead_letters(&mut tx, &dead, now).await?;
+        let dead_lettered = dead_letter(&mut tx, &workspaces, &agents, reason, now).await?;
+        let recorded = record_dead_letters(&mut tx, &dead_lettered, now).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok((dead, recorded))
+        Ok((dead_lettered, recorded))
     }
 
     /// Returns the lag of the expiry loop.
@@ -346,15 +346,15 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let (workspaces, agents): (Vec<_>, Vec<_>) = mailboxes.into_iter().unzip();
-        let dead = dead_letter(&mut tx, &workspaces, &agents, DeadLetterReason::TtlExpired, now).await?;
+        let dead_lettered = dead_letter(&mut tx, &workspaces, &agents, DeadLetterReason::TtlExpired, now).await?;
         // More expired rows may be left: the next step reads the same range again.
-        let unfinished = dead.len() >= MAX_DEAD_LETTERED || has_full_mailbox(&dead);
+        let unfinished = dead_lettered.len() >= MAX_DEAD_LETTERED || has_full_mailbox(&dead_lettered);
         if !unfinished {
             save_state(&mut tx, pass.name(), &ScanPosition { until }).await?;
         }
-        let recorded = record_dead_letters(&mut tx, &dead, now).await?;
+        let recorded = record_dead_letters(&mut tx, &dead_lettered, now).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(ExpiryStep { dead, recorded, more: unfinished || full.is_some() })
+        Ok(ExpiryStep { dead_lettered, recorded, more: unfinished || full.is_some() })
     }
 }
 
@@ -384,20 +384,20 @@ async fn dead_letter(
         .await
         .map_err(StoreError::from_sqlx(doing))?;
     let expired: Vec<ExpiredDelivery> = decode_rows("deliveries", &rows)?;
-    let dead: Vec<_> = expired.into_iter().map(|expired| expired.dead_lettered(reason)).collect();
-    if !dead.is_empty() {
+    let dead_lettered: Vec<_> = expired.into_iter().map(|expired| expired.dead_lettered(reason)).collect();
+    if !dead_lettered.is_empty() {
         extend_settled_floors(tx, workspaces, agents).await?;
     }
-    Ok(dead)
+    Ok(dead_lettered)
 }
 
 /// Records the events of dead letters, which are sorted by workspace.
 pub(crate) async fn record_dead_letters(
     tx: &mut DatabaseSession,
-    dead: &[DeadLetteredDelivery],
+    dead_lettered: &[DeadLetteredDelivery],
     now: DateTime<Utc>,
 ) -> StoreResult<Vec<RecordedEvents>> {
-    let of_workspaces = dead.chunk_by(|a, b| a.scope == b.scope);
+    let of_workspaces = dead_lettered.chunk_by(|a, b| a.scope == b.scope);
     let some = of_workspaces.flat_map(|letters| letters.iter().take(EVENTS_PER_WORKSPACE));
     events::append_mixed(tx, now, some.map(|letter| (letter.scope, letter.event())).collect()).await
 }
@@ -407,9 +407,10 @@ fn oldest_day(instant: DateTime<Utc>) -> NaiveDate {
     (instant - TimeDelta::days(LONGEST_TTL_DAYS)).date_naive()
 }
 
-fn has_full_mailbox(dead: &[DeadLetteredDelivery]) -> bool {
+fn has_full_mailbox(dead_lettered: &[DeadLetteredDelivery]) -> bool {
     let limit = usize::try_from(PER_MAILBOX).unwrap_or(usize::MAX);
-    dead.chunk_by(|a, b| (a.scope, a.delivery_id.agent) == (b.scope, b.delivery_id.agent))
+    dead_lettered
+        .chunk_by(|a, b| (a.scope, a.delivery_id.agent) == (b.scope, b.delivery_id.agent))
         .any(|mailbox| mailbox.len() >= limit)
 }
 

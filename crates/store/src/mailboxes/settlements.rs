@@ -41,7 +41,7 @@ pub struct ReportOutcome {
     /// Id and seq of the delivery that replaces this one.
     pub redriven_as: Option<(DeliveryId, Seq)>,
     /// Set if the delivery became a dead letter.
-    pub dead: Option<DeadLetteredDelivery>,
+    pub dead_lettered: Option<DeadLetteredDelivery>,
 }
 
 /// Settled rows per read while the floor is extended.
@@ -140,7 +140,7 @@ async fn apply_report(
         let (read_at, first) = record_read(tx, scope, delivery.source.message_id(), delivery.agent).await?;
         first_read_at = first.then_some(read_at);
     }
-    let dead = match outcome {
+    let dead_lettered = match outcome {
         FailureOutcome::DeadLetter(reason) => {
             Some(retries::read_dead_letter(tx, failed, reason, written.error, place.clone()).await?)
         }
@@ -152,7 +152,7 @@ async fn apply_report(
     };
     let successor = DeliveryId { redrive_no: delivery.redrive_no + 1, ..delivery };
     let redriven_as = written.redriven_seq.map(|seq| (successor, seq));
-    Ok(Some(Some(ReportOutcome { place, first_read_at, back_at, redriven_as, dead })))
+    Ok(Some(Some(ReportOutcome { place, first_read_at, back_at, redriven_as, dead_lettered })))
 }
 
 /// Delivery that a report is about.

@@ -72,7 +72,7 @@ pub struct ReinsertOutcome {
     /// Deliveries reinserted.
     pub recovered: u64,
     /// Deliveries whose message is lost.
-    pub dead: Vec<DeadLetteredDelivery>,
+    pub dead_lettered: Vec<DeadLetteredDelivery>,
     pub recorded: Vec<RecordedEvents>,
 }
 
@@ -149,13 +149,13 @@ const DEAD_LETTER: &str = formatcp!(
         {SOURCES}
          WHERE m.message_id IS NULL AND i.invocation_id IS NULL
          ORDER BY k.workspace_id, k.agent_id, k.seq
-     ), dead AS (
+     ), dead_lettered AS (
         INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, error, retryable, reason, at)
         SELECT workspace_id, agent_id, seq, {DEAD_LETTERED}, $10, false, $11, $12 FROM lost
             ON CONFLICT DO NOTHING
         RETURNING workspace_id, agent_id, seq
      )
-     SELECT l.* FROM dead JOIN lost l USING (workspace_id, agent_id, seq) ORDER BY 1, 2, 3"
+     SELECT l.* FROM dead_lettered JOIN lost l USING (workspace_id, agent_id, seq) ORDER BY 1, 2, 3"
 );
 
 impl Store {
@@ -185,9 +185,9 @@ impl Store {
         if !lost.is_empty() {
             write_messages(&mut tx, &lost).await?;
             let written = write_deliveries(&mut tx, &lost).await?;
-            done.dead = dead_letter_lost(&mut tx, &lost, now).await?;
-            done.recovered = written.saturating_sub(done.dead.len() as u64);
-            done.recorded = record_dead_letters(&mut tx, &done.dead, now).await?;
+            done.dead_lettered = dead_letter_lost(&mut tx, &lost, now).await?;
+            done.recovered = written.saturating_sub(done.dead_lettered.len() as u64);
+            done.recorded = record_dead_letters(&mut tx, &done.dead_lettered, now).await?;
         }
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(done)
@@ -255,8 +255,8 @@ async fn dead_letter_lost(
         .fetch_all(tx)
         .await
         .map_err(StoreError::from_sqlx("dead-lettering lost deliveries"))?;
-    let dead: Vec<LostDelivery> = decode_rows("delivery_exceptions", &rows)?;
-    Ok(dead.into_iter().map(|lost| lost.0).collect())
+    let dead_lettered: Vec<LostDelivery> = decode_rows("delivery_exceptions", &rows)?;
+    Ok(dead_lettered.into_iter().map(|lost| lost.0).collect())
 }
 
 struct LostDelivery(DeadLetteredDelivery);

@@ -17,12 +17,12 @@ async fn expired_rows_become_dead_letters_once_and_name_their_sender() {
 
     let expired = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
     let reported: Vec<_> = expired
-        .dead
+        .dead_lettered
         .iter()
         .map(|d| (d.seq, d.agent_name.as_deref(), d.sender.map(relay_domain::AgentId::get)))
         .collect();
     assert_eq!(reported, [(1, Some("ada"), Some(SENDER)), (2, Some("ada"), Some(SENDER))]);
-    assert!(expired.dead[0].delivery_id.to_string().ends_with("_1"));
+    assert!(expired.dead_lettered[0].delivery_id.to_string().ends_with("_1"));
     assert!(!expired.more);
     assert_eq!(db.exceptions(ADA).await, [(1, 4), (2, 4)]);
     assert_eq!(db.settled_floor(ADA).await, 2, "the floor runs on over dead letters");
@@ -44,8 +44,8 @@ async fn settled_rows_are_left_alone_and_a_deferred_one_expires() {
     db.settlement(ADA, 3, 2).await;
     db.settlement(ADA, 5, 3).await;
 
-    let (dead, _) = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
-    assert_eq!(dead.iter().map(|d| d.seq).collect::<Vec<_>>(), [4, 5]);
+    let (dead_lettered, _) = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
+    assert_eq!(dead_lettered.iter().map(|d| d.seq).collect::<Vec<_>>(), [4, 5]);
     assert_eq!(db.exceptions(ADA).await, [(2, 1), (3, 2), (4, 4), (5, 4)]);
     assert_eq!(db.settled_floor(ADA).await, 5);
 }
@@ -105,11 +105,11 @@ async fn the_scan_goes_on_where_it_stopped_and_takes_rows_of_one_instant_togethe
     db.deliveries(BOB, &[-1]).await;
 
     let first = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
-    assert_eq!((first.dead.len(), first.more), (1500, true));
+    assert_eq!((first.dead_lettered.len(), first.more), (1500, true));
     let second = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
-    assert_eq!((second.dead.len(), second.more), (1, false));
+    assert_eq!((second.dead_lettered.len(), second.more), (1, false));
     let third = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
-    assert!(third.dead.is_empty() && !third.more);
+    assert!(third.dead_lettered.is_empty() && !third.more);
 }
 
 #[tokio::test]
@@ -118,9 +118,9 @@ async fn a_mailbox_with_more_than_one_step_takes_is_finished() {
     db.agent(ADA, "ada").await;
     db.deliveries(ADA, &[-1; 620]).await;
     let first = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
-    assert_eq!((first.dead.len(), first.more), (500, true));
+    assert_eq!((first.dead_lettered.len(), first.more), (500, true));
     let second = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
-    assert_eq!((second.dead.len(), second.more), (120, false));
+    assert_eq!((second.dead_lettered.len(), second.more), (120, false));
     assert_eq!(db.settled_floor(ADA).await, 620);
 }
 
@@ -134,13 +134,13 @@ async fn a_backlog_of_many_mailboxes_is_dead_lettered_in_bounded_steps() {
     let mut steps = Vec::new();
     loop {
         let step = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
-        steps.push(step.dead.len());
+        steps.push(step.dead_lettered.len());
         if !step.more {
             break;
         }
     }
     assert_eq!(steps.iter().sum::<usize>(), 2500);
-    assert!(steps.iter().all(|dead| *dead <= MAX_DEAD_LETTERED) && steps.len() > 1, "{steps:?}");
+    assert!(steps.iter().all(|dead_lettered| *dead_lettered <= MAX_DEAD_LETTERED) && steps.len() > 1, "{steps:?}");
     for agent in 1..=10 {
         assert_eq!(db.settled_floor(agent).await, 250);
     }
@@ -153,10 +153,10 @@ async fn a_row_that_became_visible_late_is_found_by_the_second_pass() {
     db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
     db.deliveries(ADA, &[-3]).await;
     let missed = db.store.expire_step(ExpiryPass::First, db.now + TimeDelta::seconds(1)).await.unwrap();
-    assert!(missed.dead.is_empty(), "the first pass is past it");
+    assert!(missed.dead_lettered.is_empty(), "the first pass is past it");
     let later = db.now + TimeDelta::minutes(11);
     let found = db.store.expire_step(ExpiryPass::Second, later).await.unwrap();
-    assert_eq!(found.dead.len(), 1);
+    assert_eq!(found.dead_lettered.len(), 1);
 }
 
 #[tokio::test]
@@ -173,7 +173,7 @@ async fn two_workers_at_once_dead_letter_a_row_once() {
         db.store.dead_letter_expired(&reversed, db.now),
         db.store.expire_step(ExpiryPass::First, db.now),
     );
-    assert_eq!(a.unwrap().0.len() + b.unwrap().0.len() + c.unwrap().dead.len(), 80);
+    assert_eq!(a.unwrap().0.len() + b.unwrap().0.len() + c.unwrap().dead_lettered.len(), 80);
 }
 
 #[tokio::test]

@@ -136,12 +136,13 @@ async fn what_a_deleted_agent_leaves_is_found_and_dead_lettered() {
     db.run("UPDATE agents SET deleted_at = now() WHERE agent_id = 1").await;
     let found = db.store.mailboxes_of_deleted_agents(10).await.unwrap();
     assert_eq!(found, [Database::mailbox(ADA)]);
-    let (dead, _) = db.store.dead_letter_mailboxes(&found, DeadLetterReason::AgentDeleted, db.now).await.unwrap();
+    let (dead_lettered, _) =
+        db.store.dead_letter_mailboxes(&found, DeadLetterReason::AgentDeleted, db.now).await.unwrap();
     assert_eq!(
-        dead.iter().map(|letter| (letter.seq, letter.reason)).collect::<Vec<_>>(),
+        dead_lettered.iter().map(|letter| (letter.seq, letter.reason)).collect::<Vec<_>>(),
         [(3, DeadLetterReason::AgentDeleted)]
     );
-    assert_eq!(dead[0].delivery_id.agent, AgentId::new(ADA));
+    assert_eq!(dead_lettered[0].delivery_id.agent, AgentId::new(ADA));
     assert_eq!(db.settled_floor(ADA).await, 3);
     assert!(db.store.mailboxes_of_deleted_agents(10).await.unwrap().is_empty());
 }

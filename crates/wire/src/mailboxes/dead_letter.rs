@@ -11,7 +11,7 @@ use crate::field::Timestamp;
 /// Query of `GET /v1/dead-letters` and `GET /v1/dead-letters/summary`.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub struct LettersQuery {
+pub struct DeadLettersQuery {
     /// Only this recipient, by name or id.
     #[serde(default)]
     pub agent: Option<String>,
@@ -78,7 +78,8 @@ pub struct DeadLetter {
 
 /// Numbers of dead letters.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct LetterSummary {
+#[schema(as = LetterSummary)]
+pub struct DeadLetterSummary {
     /// Number of all dead letters.
     pub total: i64,
     /// Numbers by reason; reasons without dead letters are omitted.
@@ -87,7 +88,8 @@ pub struct LetterSummary {
 
 /// Filter of dead letters. An empty filter selects all.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-pub struct LetterFilter {
+#[schema(as = LetterFilter)]
+pub struct DeadLetterFilter {
     /// Only this recipient, by name or id.
     #[serde(default)]
     pub agent: Option<String>,
@@ -120,7 +122,7 @@ pub struct RedriveBody {
     pub delivery_id: Option<String>,
     /// Filter of the dead letters to redrive in the background.
     #[serde(default)]
-    pub filter: Option<LetterFilter>,
+    pub filter: Option<DeadLetterFilter>,
     /// `true` only reports the dead letters that would be redriven.
     #[serde(default)]
     pub dry_run: bool,
@@ -195,7 +197,7 @@ pub struct DryRun {
 #[schema(example = json!({ "filter": { "older_than_seconds": 86400 } }))]
 pub struct PurgeBody {
     /// Filter of the dead letters to purge.
-    pub filter: LetterFilter,
+    pub filter: DeadLetterFilter,
     /// `true` only reports the number.
     #[serde(default)]
     pub dry_run: bool,

@@ -26,14 +26,14 @@ use crate::{
 /// Lists dead letters, newest first.
 #[utoipa::path(
     get, path = "/v1/dead-letters", operation_id = "list_dead_letters", tag = "deliveries",
-    security(("workspace_key" = [])), params(wire::LettersQuery),
+    security(("workspace_key" = [])), params(wire::DeadLettersQuery),
     responses((status = 200, body = Vec<wire::DeadLetter>), (status = 404, description = "agent_not_found, delivery_not_found")),
 )]
 #[tracing::instrument(level = "debug", name = "http.dead_letters.list", skip_all)]
 pub async fn list(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
-    Query(query): Query<wire::LettersQuery>,
+    Query(query): Query<wire::DeadLettersQuery>,
 ) -> Result<Reply<Vec<wire::DeadLetter>>, ApiError> {
     let limit = page::parse_limit(query.limit.as_deref(), PAGE)?;
     let before = query.before.as_deref().map(parse_delivery_id).transpose()?;
@@ -44,18 +44,18 @@ pub async fn list(
 /// Counts dead letters by reason.
 #[utoipa::path(
     get, path = "/v1/dead-letters/summary", operation_id = "count_dead_letters", tag = "deliveries",
-    security(("workspace_key" = [])), params(wire::LettersQuery),
-    responses((status = 200, body = wire::LetterSummary), (status = 404, description = "agent_not_found")),
+    security(("workspace_key" = [])), params(wire::DeadLettersQuery),
+    responses((status = 200, body = wire::DeadLetterSummary), (status = 404, description = "agent_not_found")),
 )]
 #[tracing::instrument(level = "debug", name = "http.dead_letters.summary", skip_all)]
 pub async fn summary(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
-    Query(query): Query<wire::LettersQuery>,
-) -> Result<Reply<wire::LetterSummary>, ApiError> {
+    Query(query): Query<wire::DeadLettersQuery>,
+) -> Result<Reply<wire::DeadLetterSummary>, ApiError> {
     let (total, by_reason) =
         split_count(engine.mailboxes().count_dead_letters(caller.scope, &query_from_parameters(query), false).await?);
-    Ok(Reply::ok(wire::LetterSummary { total, by_reason }))
+    Ok(Reply::ok(wire::DeadLetterSummary { total, by_reason }))
 }
 
 /// Shows a dead letter.
@@ -177,7 +177,7 @@ fn parse_delivery_id(text: &str) -> Result<DeliveryId, ApiError> {
     text.parse().map_err(|_| EngineError::NotFound(Missing::Delivery).into())
 }
 
-fn query_from_parameters(query: wire::LettersQuery) -> DeadLetterQuery {
+fn query_from_parameters(query: wire::DeadLettersQuery) -> DeadLetterQuery {
     DeadLetterQuery {
         agent: query.agent,
         node: query.node,
@@ -187,7 +187,7 @@ fn query_from_parameters(query: wire::LettersQuery) -> DeadLetterQuery {
     }
 }
 
-fn query_from_filter(filter: wire::LetterFilter, now: DateTime<Utc>) -> DeadLetterQuery {
+fn query_from_filter(filter: wire::DeadLetterFilter, now: DateTime<Utc>) -> DeadLetterQuery {
     let aged: Option<DateTime<Utc>> = filter.older_than_seconds.map(|seconds| now - TimeDelta::seconds(seconds.into()));
     DeadLetterQuery {
         agent: filter.agent,
