@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 /// Calls of this time may leave at once after a pause.
 const BURST: Duration = Duration::from_secs(1);
-/// A call waits for its turn at most this long. It holds a slot meanwhile, and the lease must outlast it.
+/// A call waits for its turn at most this long. It holds a permit meanwhile, and the lease must outlast it.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(2);
 /// Upper bound of the pause of a call whose turn is later.
 const MAX_PAUSE: Duration = Duration::from_secs(60);

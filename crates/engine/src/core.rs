@@ -15,7 +15,7 @@ use crate::{
     EngineError, EngineResult, IdSource,
     access::refusals::RefusalLog,
     events::announcement::Announcement,
-    fair_places::{FairPlaces, Place},
+    fair_permits::{FairPermit, FairPermits},
     hints::Hints,
     id_source::WorkerNumber,
     workspaces::families::Families,
@@ -37,13 +37,13 @@ pub(crate) struct Core {
     pub(crate) worker_number: Arc<WorkerNumber>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
-    /// Places of reads that scan. They share the database with commits.
-    pub(crate) scans: FairPlaces,
-    /// Places of reads of many message bodies, each of which occupies a connection for some time.
-    pub(crate) large_reads: FairPlaces,
-    /// Places of requests that execute statements of their own, which no batch gathers, as often as a client likes:
+    /// Permits for reads that scan. They share the database with commits.
+    pub(crate) scans: FairPermits,
+    /// Permits for reads of many message bodies, each of which occupies a connection for some time.
+    pub(crate) large_reads: FairPermits,
+    /// Permits for requests that execute statements of their own, which no batch gathers, as often as a client likes:
     /// control frames of nodes, and repeated posts.
-    pub(crate) single_requests: FairPlaces,
+    pub(crate) single_requests: FairPermits,
 }
 
 /// Scans at the same time in this process; a family has one.
@@ -54,7 +54,7 @@ pub(crate) const CONCURRENT_LARGE_READS: usize = 8;
 /// of one family, a quarter of them.
 pub(crate) const CONCURRENT_SINGLE_REQUESTS: usize = 12;
 pub(crate) const CONCURRENT_SINGLE_REQUESTS_OF_FAMILY: usize = 4;
-/// Longest wait for a place: some scans of the same workspace, far below the 30 s that a request may take.
+/// Longest wait for a permit: some scans of the same workspace, far below the 30 s that a request may take.
 const SCAN_WAIT: Duration = Duration::from_secs(5);
 
 impl Core {
@@ -67,24 +67,24 @@ impl Core {
         self.ids.next_id()
     }
 
-    /// Waits for the place of a read that scans: a search, statistics, or a list of a whole workspace.
+    /// Waits for the permit for a read that scans: a search, statistics, or a list of a whole workspace.
     ///
     /// # Errors
     /// When other scans, above all of the same family, take too long.
-    pub(crate) async fn take_scan_place(&self, scope: WorkspaceScope) -> EngineResult<Place> {
-        self.scans.take(self.family(scope).await, SCAN_WAIT).await.ok_or(EngineError::Overloaded)
+    pub(crate) async fn acquire_scan_permit(&self, scope: WorkspaceScope) -> EngineResult<FairPermit> {
+        self.scans.acquire(self.family(scope).await, SCAN_WAIT).await.ok_or(EngineError::Overloaded)
     }
 
-    /// Waits for the place of a request that executes statements of its own.
+    /// Waits for the permit for a request that executes statements of its own.
     ///
     /// # Errors
     /// When other requests, above all of the same family, take longer than `timeout`.
-    pub(crate) async fn take_single_request_place(
+    pub(crate) async fn acquire_single_request_permit(
         &self,
         scope: WorkspaceScope,
         timeout: Duration,
-    ) -> EngineResult<Place> {
-        self.single_requests.take(self.family(scope).await, timeout).await.ok_or(EngineError::Overloaded)
+    ) -> EngineResult<FairPermit> {
+        self.single_requests.acquire(self.family(scope).await, timeout).await.ok_or(EngineError::Overloaded)
     }
 
     /// Returns the family of a workspace. It is known from the token of a caller, and read otherwise.

@@ -1,4 +1,4 @@
-//! Places for costly work: some for this process, and fewer for each family of workspaces, so that none takes all.
+//! Permits for costly work: some for this process, and fewer for each family of workspaces, so that none takes all.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,49 +6,49 @@ use moka::sync::Cache;
 use relay_domain::workspaces::family::FamilyId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Bound of the families whose place is remembered.
+/// Bound of the families whose permits are remembered.
 const MAX_TENANTS: u64 = 100_000;
 const TENANT_IDLE: Duration = Duration::from_secs(60);
 
-/// Places of one kind of work. Cheap to clone.
+/// Permits for one kind of work. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct FairPlaces {
+pub(crate) struct FairPermits {
     tenants: Cache<FamilyId, Arc<Semaphore>>,
-    places: Arc<Semaphore>,
-    /// Places of one family.
+    permits: Arc<Semaphore>,
+    /// Permits of one family.
     share: usize,
 }
 
-/// Taken place. It is free again when this is dropped.
+/// Permit of a family and of this process. It is returned when this is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct FairPermit {
     _own: OwnedSemaphorePermit,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl FairPlaces {
-    /// One of these places for each family.
-    pub(crate) fn new(places: usize) -> Self {
-        Self::with_share(places, 1)
+impl FairPermits {
+    /// One of these permits for each family.
+    pub(crate) fn new(permits: usize) -> Self {
+        Self::with_share(permits, 1)
     }
 
-    pub(crate) fn with_share(places: usize, share: usize) -> Self {
+    pub(crate) fn with_share(permits: usize, share: usize) -> Self {
         Self {
             tenants: Cache::builder().max_capacity(MAX_TENANTS).time_to_idle(TENANT_IDLE).build(),
-            places: Arc::new(Semaphore::new(places)),
+            permits: Arc::new(Semaphore::new(permits)),
             share,
         }
     }
 
-    /// Waits for a place of a family, then for one of this process. `None` after `timeout`.
-    pub(crate) async fn take(&self, family: FamilyId, timeout: Duration) -> Option<Place> {
+    /// Waits for a permit of a family, then for one of this process. `None` after `timeout`.
+    pub(crate) async fn acquire(&self, family: FamilyId, timeout: Duration) -> Option<FairPermit> {
         let tenant = self.tenants.get_with(family, || Arc::new(Semaphore::new(self.share)));
-        let taken = async {
+        let acquired = async {
             let own = tenant.acquire_owned().await.ok()?;
-            let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
-            Some(Place { _own: own, _place: place })
+            let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
+            Some(FairPermit { _own: own, _permit: permit })
         };
-        tokio::time::timeout(timeout, taken).await.ok()?
+        tokio::time::timeout(timeout, acquired).await.ok()?
     }
 }
 
@@ -59,17 +59,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_family_takes_one_place_and_leaves_the_others() {
-        let places = FairPlaces::new(2);
+    async fn a_family_takes_one_permit_and_leaves_the_others() {
+        let permits = FairPermits::new(2);
         let family = |id| FamilyId::of_workspace(WorkspaceId::new(id), None);
         let wait = Duration::from_secs(1);
-        let first = places.take(family(1), wait).await;
+        let first = permits.acquire(family(1), wait).await;
         assert!(first.is_some());
-        assert!(places.take(family(1), wait).await.is_none(), "one at a time");
-        let other = places.take(family(2), wait).await;
+        assert!(permits.acquire(family(1), wait).await.is_none(), "one at a time");
+        let other = permits.acquire(family(2), wait).await;
         assert!(other.is_some());
-        assert!(places.take(family(3), wait).await.is_none(), "two in all");
+        assert!(permits.acquire(family(3), wait).await.is_none(), "two in all");
         drop(first);
-        assert!(places.take(family(1), wait).await.is_some());
+        assert!(permits.acquire(family(1), wait).await.is_some());
     }
 }

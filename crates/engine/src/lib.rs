@@ -13,7 +13,7 @@ mod debounce;
 pub mod due_work;
 pub mod error;
 pub mod events;
-mod fair_places;
+mod fair_permits;
 pub mod files;
 mod handles;
 pub mod hints;

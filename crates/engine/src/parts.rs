@@ -7,15 +7,15 @@ use futures::{StreamExt as _, stream::BoxStream};
 use relay_domain::{MessageId, WorkspaceScope};
 use relay_tasks::byte_budget::ByteLease;
 
-use crate::{EngineError, EngineResult, core::Core, fair_places::Place};
+use crate::{EngineError, EngineResult, core::Core, fair_permits::FairPermit};
 
 /// Bound of the contents of one part; a larger row is a part of its own.
 const PART_BYTES: usize = 1024 * 1024;
 /// Memory of a row besides its contents.
 pub(crate) const ROW_BYTES: usize = 512;
-/// A part above this is read with a place: one for each family, so that large lists leave connections to the others.
+/// A part above this is read with a permit: one for each family, so that large lists leave connections to the others.
 pub(crate) const LARGE_PART_BYTES: usize = 64 * 1024;
-/// Longest wait for memory, and for a place, below the time that a request may take.
+/// Longest wait for memory, and for a permit, below the time that a request may take.
 const MEMORY_WAIT: Duration = Duration::from_secs(15);
 
 /// Memory of a byte of JSON that is held as values: 3 in common objects, 80 in the smallest ones. A list that expects the
@@ -110,9 +110,9 @@ impl Core {
         let mut left = VecDeque::from(rows);
         let (keys, bytes) = take_part(&mut left);
         let memory = self.reserve_answer(scope, bytes).await?;
-        let place = self.take_read_place(scope, bytes).await?;
+        let permit = self.acquire_read_permit(scope, bytes).await?;
         let rows = if keys.is_empty() { Vec::new() } else { read(keys).await? };
-        drop(place);
+        drop(permit);
         Ok(self.continue_parts(scope, Part { rows, memory }, left, read))
     }
 
@@ -140,20 +140,20 @@ impl Core {
                 return Ok(None);
             }
             let memory = core.reserve_answer(scope, bytes).await?;
-            let place = core.take_read_place(scope, bytes).await?;
+            let permit = core.acquire_read_permit(scope, bytes).await?;
             let rows = read(keys).await?;
-            drop(place);
+            drop(permit);
             Ok(Some((Part { rows, memory }, (left, read, core))))
         });
         Parts { first, rest: Some(rest.boxed()) }
     }
 
-    /// Waits for the place of a read of this size. Small ones need none.
-    async fn take_read_place(&self, scope: WorkspaceScope, bytes: usize) -> EngineResult<Option<Place>> {
+    /// Waits for the permit for a read of this size. Small ones need none.
+    async fn acquire_read_permit(&self, scope: WorkspaceScope, bytes: usize) -> EngineResult<Option<FairPermit>> {
         if bytes <= LARGE_PART_BYTES {
             return Ok(None);
         }
-        self.large_reads.take(self.family(scope).await, MEMORY_WAIT).await.map(Some).ok_or(EngineError::Overloaded)
+        self.large_reads.acquire(self.family(scope).await, MEMORY_WAIT).await.map(Some).ok_or(EngineError::Overloaded)
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
     due_work,
     error::Fault,
     events,
-    fair_places::FairPlaces,
+    fair_permits::FairPermits,
     files::FilesConfig,
     handles::{Queues, queues},
     hints::{self, Hints},
@@ -107,9 +107,9 @@ impl Engine {
             refusals: Arc::default(),
             worker_number: Arc::new(WorkerNumber::new(owner, worker)),
             gateway: Arc::default(),
-            scans: FairPlaces::new(CONCURRENT_SCANS),
-            large_reads: FairPlaces::new(CONCURRENT_LARGE_READS),
-            single_requests: FairPlaces::with_share(CONCURRENT_SINGLE_REQUESTS, CONCURRENT_SINGLE_REQUESTS_OF_FAMILY),
+            scans: FairPermits::new(CONCURRENT_SCANS),
+            large_reads: FairPermits::new(CONCURRENT_LARGE_READS),
+            single_requests: FairPermits::with_share(CONCURRENT_SINGLE_REQUESTS, CONCURRENT_SINGLE_REQUESTS_OF_FAMILY),
         };
         let (senders, queues) = queues();
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);

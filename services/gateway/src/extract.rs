@@ -16,7 +16,7 @@ use relay_engine::access::idempotency::ClientKey;
 use relay_wire::messages::batch::BatchBody;
 use serde::de::DeserializeOwned;
 
-use crate::{connections::HeldPlaces, error::ApiError};
+use crate::{connections::ConnectionPermits, error::ApiError};
 
 /// Maximum size of a request body, in bytes.
 pub const MAX_BODY_BYTES: usize = 1024 * 1024;
@@ -108,7 +108,7 @@ async fn read_body(request: Request) -> Result<(HeaderMap, Bytes), ApiError> {
     let (parts, body) = request.into_parts();
     let declared = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok());
     let wanted = declared.unwrap_or(MAX_BODY_BYTES).min(MAX_BODY_BYTES);
-    let memory = match HeldPlaces::reserve_body(&parts, wanted).await {
+    let memory = match ConnectionPermits::reserve_body(&parts, wanted).await {
         Ok(memory) => memory,
         Err(refusal) => {
             discard(body).await;

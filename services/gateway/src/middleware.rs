@@ -53,18 +53,18 @@ pub async fn serve_request(State(state): State<AppState>, request: Request, next
 
 /// Answers a request that has its span and timeout.
 async fn answer_request(state: AppState, mut request: Request, next: Next) -> Response {
-    let places = match admit_request(&state, &mut request) {
-        Ok(places) => places,
+    let permits = match admit_request(&state, &mut request) {
+        Ok(permits) => permits,
         Err(refusal) => return refusal.into_response(),
     };
     if let Err(refusal) = require_recovered(&state, &request) {
-        return places.hold_until_sent(refusal.into_response());
+        return permits.hold_until_sent(refusal.into_response());
     }
     let reported = ReportedStatus::attach(&mut request);
     // Converts a panic in a handler to a 500 of that request.
     let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
     let response = answered.map_or_else(panic_response, |response| reported.add_headers(response));
-    places.hold_until_sent(response)
+    permits.hold_until_sent(response)
 }
 
 /// Sets the request id, the span and the timeout, and records log and metrics.

@@ -15,7 +15,7 @@ use relay_domain::{WorkspaceScope, workspaces::rate_limit::RouteClass};
 use relay_engine::access::limits::{Admission, RateLimitStatus, RateLimitSubject, RateLimits};
 
 use crate::{
-    connections::{ClientAddress, HeldPlaces},
+    connections::{ClientAddress, ConnectionPermits},
     error::ApiError,
     state::AppState,
 };
@@ -82,7 +82,7 @@ pub(crate) async fn charge_request(
     holder: RateLimitSubject,
 ) -> Result<(), ApiError> {
     let family = state.engine.workspaces().family(scope).await;
-    HeldPlaces::take_request(parts, state, (family, scope), holder.clone())?;
+    ConnectionPermits::acquire_request(parts, state, (family, scope), holder.clone())?;
     let class = if matches!(holder, RateLimitSubject::Observer(_)) { RouteClass::Observer } else { route_class(parts) };
     apply_admission(parts, state.engine.rate_limits().admit(scope, holder, class).await)
 }

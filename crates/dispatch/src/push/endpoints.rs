@@ -1,7 +1,8 @@
 //! Endpoints of http_push nodes: their settings, limits and health.
 //!
-//! Each has its own slots, rate and breaker, so that a hanging one delays no other. A tenant (a family of workspaces)
-//! may take an eighth of all slots. The slots and the rate of an endpoint are for all workers: each has an equal share.
+//! Each has its own permits, rate and breaker, so that a hanging one delays no other. A tenant (a family of workspaces)
+//! may take an eighth of all permits. The permits and the rate of an endpoint are for all workers: each has an equal
+//! share.
 
 use std::{
     num::NonZeroU32,
@@ -31,10 +32,10 @@ use crate::{QueueResult, call, destinations::Destinations};
 
 /// Settings and health are read again after this long; hints are faster.
 const SETTINGS_TTL: Duration = Duration::from_secs(5);
-/// Slots and rates of unused endpoints are dropped after this long.
+/// Permits and rates of unused endpoints are dropped after this long.
 const STATE_IDLE: Duration = Duration::from_secs(600);
 const MAX_REMEMBERED: u64 = 100_000;
-/// Interval at which a wait for slots checks for crowding.
+/// Interval at which a wait for permits checks for crowding.
 const CROWDED_CHECK_EVERY: Duration = Duration::from_secs(2);
 /// Pause of a wait that was abandoned: longer than an idle mailbox is kept.
 const RETRY_CROWDED: chrono::Duration = chrono::Duration::seconds(3);
@@ -61,7 +62,7 @@ pub(super) struct Endpoint {
     pub(super) auth: EndpointAuth,
     pub(super) secrets: EndpointSecrets,
     state: Arc<EndpointState>,
-    family_slots: Arc<Semaphore>,
+    family_permits: Arc<Semaphore>,
 }
 
 /// Target of an endpoint's calls. The static part of its URL was checked; that check depends only on settings that stay
@@ -82,14 +83,14 @@ impl Endpoint {
 
 /// State that outlives a reload of the settings.
 struct EndpointState {
-    slots: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     rate: DefaultDirectRateLimiter,
     health: Mutex<EndpointHealth>,
 }
 
 /// Permit for one call.
 pub(super) struct CallPermit {
-    _slots: [OwnedSemaphorePermit; 3],
+    _permits: [OwnedSemaphorePermit; 3],
 }
 
 /// Cache of endpoints and their limits.
@@ -100,7 +101,7 @@ pub(super) struct Endpoints {
     changes: AtomicU64,
     /// Number of live workers, including this one.
     workers: AtomicUsize,
-    /// Keyed by the number of workers that share an endpoint: when it changes, calls in progress keep their slots.
+    /// Keyed by the number of workers that share an endpoint: when it changes, calls in progress keep their permits.
     states: moka::sync::Cache<(Key, usize), Arc<EndpointState>>,
     families: moka::sync::Cache<FamilyId, Arc<Semaphore>>,
     all: Arc<Semaphore>,
@@ -144,14 +145,14 @@ impl Endpoints {
         let workers = self.workers.load(Relaxed);
         let state = self.states.get_with((key.clone(), workers), || {
             Arc::new(EndpointState {
-                slots: Arc::new(Semaphore::new(share_per_worker(self.endpoint_concurrency, workers))),
+                permits: Arc::new(Semaphore::new(share_per_worker(self.endpoint_concurrency, workers))),
                 rate: RateLimiter::direct(self.rate_per_worker(workers)),
                 health: Mutex::default(),
             })
         });
         *state.health.lock().unwrap_or_else(PoisonError::into_inner) = row.health;
         let (host, route) = self.route(&settings);
-        let family_slots = self.families.get_with(family, || Arc::new(Semaphore::new(self.family_concurrency)));
+        let family_permits = self.families.get_with(family, || Arc::new(Semaphore::new(self.family_concurrency)));
         let endpoint = Arc::new(Endpoint {
             scope,
             family,
@@ -165,7 +166,7 @@ impl Endpoints {
             auth: settings.auth,
             secrets,
             state,
-            family_slots,
+            family_permits,
         });
         self.known.insert(key.clone(), Arc::clone(&endpoint));
         // The node may have changed between the read and the insert.
@@ -227,8 +228,8 @@ impl Endpoints {
     ) -> QueueResult<Result<CallPermit, DateTime<Utc>>> {
         let state = &endpoint.state;
         let crowded_out = || Ok(Err(self.storage.now() + RETRY_CROWDED));
-        // Its own slot first: a wait for a slow endpoint holds nothing that others need.
-        let Some(own) = wait_for_slot(&state.slots, CROWDED_CHECK_EVERY, &is_crowded).await else {
+        // Its own permit first: a wait for a slow endpoint holds nothing that others need.
+        let Some(own) = wait_for_permit(&state.permits, CROWDED_CHECK_EVERY, &is_crowded).await else {
             return crowded_out();
         };
         if let Some(until) = endpoint.health().closed_until(self.storage.now()) {
@@ -240,26 +241,27 @@ impl Endpoints {
         {
             return Ok(Err(call::instant_after(self.storage.now(), pause)));
         }
-        let Some(family_slot) = wait_for_slot(&endpoint.family_slots, CROWDED_CHECK_EVERY, &is_crowded).await else {
+        let Some(family_permit) = wait_for_permit(&endpoint.family_permits, CROWDED_CHECK_EVERY, &is_crowded).await
+        else {
             return crowded_out();
         };
-        let pass = CallPermit { _slots: [own, family_slot, acquire_slot(&self.all).await] };
+        let pass = CallPermit { _permits: [own, family_permit, acquire_permit(&self.all).await] };
         // Last: the probe of an open breaker must be made by the worker that claims it.
         Ok(self.check_breaker(endpoint).await?.map_or(Ok(pass), Err))
     }
 
     /// Takes a permit without waiting; `None` when there is none, or the endpoint is paused.
     pub(super) async fn try_acquire_permit(&self, endpoint: &Endpoint) -> Option<CallPermit> {
-        let at_once = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
+        let at_once = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
         let state = &endpoint.state;
-        let slots = [at_once(&state.slots)?, at_once(&endpoint.family_slots)?, at_once(&self.all)?];
+        let permits = [at_once(&state.permits)?, at_once(&endpoint.family_permits)?, at_once(&self.all)?];
         state.rate.check().ok()?;
         if let Some(host) = &endpoint.host {
             // Events without a delivery are small.
             self.destinations.reserve(endpoint.family, host, 0, Duration::ZERO).ok()?;
         }
         let shut = self.check_breaker(endpoint).await.ok()?;
-        shut.is_none().then_some(CallPermit { _slots: slots })
+        shut.is_none().then_some(CallPermit { _permits: permits })
     }
 
     /// Returns the end of the pause; `None` when a call is allowed. For an open breaker, one worker gets to probe.
@@ -310,21 +312,21 @@ impl Endpoints {
     }
 }
 
-/// Share of a family in all slots: an eighth, or as much as one endpoint may have; never more than half.
+/// Share of a family in all permits: an eighth, or as much as one endpoint may have; never more than half.
 fn family_share(concurrency: usize, endpoint_concurrency: usize) -> usize {
     (concurrency / 8).max(endpoint_concurrency.min(concurrency / 2)).max(1)
 }
 
-/// Waits for a slot; `None` when it takes long and other mailboxes need the place of the waiting one.
-async fn wait_for_slot(
-    slots: &Arc<Semaphore>,
+/// Waits for a permit; `None` when it takes long and other mailboxes need the room of the waiting one.
+async fn wait_for_permit(
+    permits: &Arc<Semaphore>,
     check_every: Duration,
     is_crowded: &(impl Fn() -> bool + Sync),
 ) -> Option<OwnedSemaphorePermit> {
-    if let Ok(permit) = Arc::clone(slots).try_acquire_owned() {
+    if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
         return Some(permit);
     }
-    let mut permit = std::pin::pin!(acquire_slot(slots));
+    let mut permit = std::pin::pin!(acquire_permit(permits));
     loop {
         match tokio::time::timeout(check_every, &mut permit).await {
             Ok(permit) => return Some(permit),
@@ -334,8 +336,8 @@ async fn wait_for_slot(
     }
 }
 
-async fn acquire_slot(slots: &Arc<Semaphore>) -> OwnedSemaphorePermit {
-    match Arc::clone(slots).acquire_owned().await {
+async fn acquire_permit(semaphore: &Arc<Semaphore>) -> OwnedSemaphorePermit {
+    match Arc::clone(semaphore).acquire_owned().await {
         Ok(permit) => permit,
         // These semaphores are never closed.
         Err(_) => std::future::pending().await,
@@ -362,9 +364,9 @@ mod tests {
     #[tokio::test]
     async fn slot_waits_are_abandoned_only_when_crowded() {
         const CHECK_EVERY: Duration = Duration::from_millis(1);
-        let slots = Arc::new(Semaphore::new(1));
-        let taken = Mutex::new(Some(acquire_slot(&slots).await));
-        assert!(wait_for_slot(&slots, CHECK_EVERY, &|| true).await.is_none());
+        let permits = Arc::new(Semaphore::new(1));
+        let taken = Mutex::new(Some(acquire_permit(&permits).await));
+        assert!(wait_for_permit(&permits, CHECK_EVERY, &|| true).await.is_none());
         let checks = AtomicUsize::new(0);
         let free_at_the_tenth_check = || {
             if checks.fetch_add(1, Relaxed) == 9 {
@@ -372,7 +374,7 @@ mod tests {
             }
             false
         };
-        assert!(wait_for_slot(&slots, CHECK_EVERY, &free_at_the_tenth_check).await.is_some(), "it kept its turn");
-        assert!(wait_for_slot(&slots, CHECK_EVERY, &|| true).await.is_some(), "there is no wait");
+        assert!(wait_for_permit(&permits, CHECK_EVERY, &free_at_the_tenth_check).await.is_some(), "it kept its turn");
+        assert!(wait_for_permit(&permits, CHECK_EVERY, &|| true).await.is_some(), "there is no wait");
     }
 }

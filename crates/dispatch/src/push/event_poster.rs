@@ -28,7 +28,7 @@ use super::{
 /// The agents of a workspace are read again after this long.
 const AGENTS_TTL: Duration = Duration::from_secs(5);
 const MAX_WORKSPACES: u64 = 100_000;
-/// Bound of the events in progress; further ones are dropped. None waits for an endpoint; its calls take slots of its
+/// Bound of the events in progress; further ones are dropped. None waits for an endpoint; its calls take permits of its
 /// tenant.
 const MAX_CONCURRENT_EVENTS: usize = 1024;
 const MAX_CONCURRENT_NODES: usize = 64;
@@ -43,7 +43,7 @@ pub(super) struct EventPoster {
     moves: AtomicU64,
     /// Live workers, in order.
     workers: Mutex<Vec<PushWorkerId>>,
-    slots: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl EventPoster {
@@ -52,7 +52,7 @@ impl EventPoster {
             pushed_agents: moka::sync::Cache::builder().max_capacity(MAX_WORKSPACES).time_to_live(AGENTS_TTL).build(),
             moves: AtomicU64::new(0),
             workers: Mutex::default(),
-            slots: Arc::new(Semaphore::new(MAX_CONCURRENT_EVENTS)),
+            permits: Arc::new(Semaphore::new(MAX_CONCURRENT_EVENTS)),
         }
     }
 
@@ -96,11 +96,11 @@ impl EventPoster {
 /// Posts an event to the http_push agents of its workspace. Never waits.
 pub(super) fn post(pusher: &Arc<PushDispatcher>, event: NodeEvent) {
     // Best-effort: a worker that is behind drops events.
-    let Ok(slot) = Arc::clone(&pusher.event_poster.slots).try_acquire_owned() else { return };
+    let Ok(permit) = Arc::clone(&pusher.event_poster.permits).try_acquire_owned() else { return };
     let pusher = Arc::clone(pusher);
     spawn_isolated("endpoint", async move {
         post_all(&pusher, &event).await;
-        drop(slot);
+        drop(permit);
     });
 }
 

@@ -1,5 +1,5 @@
 //! Delivery of events to subscriptions. Each subscription is leased as a whole and served by a task of its own, so that
-//! a slow endpoint delays no other; failing ones have slots of their own.
+//! a slow endpoint delays no other; failing ones have permits of their own.
 
 mod queue;
 mod request;
@@ -23,10 +23,10 @@ pub use queue::{FailureRun, LeasedSubscription, QueuedEvents, SubscriptionQueue}
 use crate::{QueueResult, destinations::Destinations};
 
 /// Subscriptions served at once by one worker.
-const SLOTS: u16 = 64;
-/// Slots of failing subscriptions, in addition: a hanging endpoint occupies one for 10 s.
-const FAILING_SLOTS: u16 = 16;
-/// One tenant (a family of workspaces) may take a quarter of the slots of each kind.
+const PERMITS: u16 = 64;
+/// Permits for failing subscriptions, in addition: a hanging endpoint occupies one for 10 s.
+const FAILING_PERMITS: u16 = 16;
+/// One tenant (a family of workspaces) may take a quarter of the permits of each kind.
 const SHARES: u16 = 4;
 /// A call takes 10 s at most and waits 2 s for its turn; the lease is renewed after each.
 const LEASE: Duration = Duration::from_secs(15);
@@ -38,8 +38,8 @@ pub struct SubscriptionDispatcher<Q> {
     queue: Arc<Q>,
     destinations: Arc<Destinations>,
     owner: String,
-    slots: Arc<Semaphore>,
-    failing_slots: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
+    failing_permits: Arc<Semaphore>,
     serving: TaskTracker,
     stop: CancellationToken,
     watched_at: Mutex<Option<Instant>>,
@@ -62,25 +62,26 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
             queue,
             destinations,
             owner: format!("{}-{:08x}", std::process::id(), fastrand::u32(..)),
-            slots: Arc::new(Semaphore::new(usize::from(SLOTS))),
-            failing_slots: Arc::new(Semaphore::new(usize::from(FAILING_SLOTS))),
+            permits: Arc::new(Semaphore::new(usize::from(PERMITS))),
+            failing_permits: Arc::new(Semaphore::new(usize::from(FAILING_PERMITS))),
             serving: TaskTracker::new(),
             stop: CancellationToken::new(),
             watched_at: Mutex::default(),
         }
     }
 
-    /// Claims due subscriptions, as many as there are free slots, and serves them.
+    /// Claims due subscriptions, as many as there are free permits, and serves them.
     ///
     /// # Errors
     /// When storage is unavailable. Nothing is half done: call again.
     pub async fn serve_due(&self) -> QueueResult<Round> {
         self.watch().await?;
         let mut round = Round { claimed: 0, lag: self.queue.lag().await? };
-        for (health, slots, all) in
-            [(ClaimedHealth::Healthy, &self.slots, SLOTS), (ClaimedHealth::Failing, &self.failing_slots, FAILING_SLOTS)]
-        {
-            let free = i64::try_from(slots.available_permits()).unwrap_or(0);
+        for (health, permits, all) in [
+            (ClaimedHealth::Healthy, &self.permits, PERMITS),
+            (ClaimedHealth::Failing, &self.failing_permits, FAILING_PERMITS),
+        ] {
+            let free = i64::try_from(permits.available_permits()).unwrap_or(0);
             if free == 0 {
                 continue;
             }
@@ -93,14 +94,14 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
                 lease: LEASE,
             };
             for leased in self.queue.claim(claim).await? {
-                // Only this loop takes slots, and it counted them.
-                let Ok(slot) = Arc::clone(slots).try_acquire_owned() else { break };
+                // Only this loop takes permits, and it counted them.
+                let Ok(permit) = Arc::clone(permits).try_acquire_owned() else { break };
                 round.claimed += 1;
                 let (queue, destinations) = (Arc::clone(&self.queue), Arc::clone(&self.destinations));
                 let stop = self.stop.clone();
                 self.serving.spawn(async move {
                     isolate("subscription", serve::serve(&*queue, &destinations, leased, &stop)).await;
-                    drop(slot);
+                    drop(permit);
                 });
             }
         }

@@ -24,7 +24,7 @@ use super::{
 use crate::{QueueResult, call, destinations::Destinations};
 
 const PENDING_AT_ONCE: i64 = 50;
-/// A subscription is released after this long, so that others get the slot.
+/// A subscription is released after this long, so that others get the permit.
 const MAX_SERVE_TIME: Duration = Duration::from_secs(10);
 /// Pause of a subscription whose secrets cannot be used here: another worker may have the key.
 const UNUSABLE_PAUSE: Duration = Duration::from_secs(60);

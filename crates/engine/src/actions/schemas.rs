@@ -18,9 +18,9 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use super::pattern_cost::PatternCost;
-use crate::{EngineError, EngineResult, error::InvalidInput, fair_places::FairPlaces};
+use crate::{EngineError, EngineResult, error::InvalidInput, fair_permits::FairPermits};
 
-/// Longest time of a check with its wait for a place; beyond it the caller is asked to try again. The costliest check
+/// Longest time of a check with its wait for a permit; beyond it the caller is asked to try again. The costliest check
 /// takes about a tenth of it.
 const DEADLINE: Duration = Duration::from_secs(2);
 /// Bound of the compiled schemas, in bytes. What a schema takes is estimated.
@@ -36,11 +36,11 @@ const MAX_MESSAGE_CHARS: usize = 300;
 
 type CompiledCache = Cache<[u8; 32], Arc<Compiled>>;
 
-/// Compiled schemas by the hash of their text, and the places in which they run.
+/// Compiled schemas by the hash of their text, and the permits for the checks.
 pub(crate) struct Schemas {
     compiled: CompiledCache,
     /// Half of the cores, so that requests always have some, but two at least: one family does not take all.
-    places: FairPlaces,
+    permits: FairPermits,
 }
 
 impl Default for Schemas {
@@ -51,7 +51,7 @@ impl Default for Schemas {
                 .max_capacity(CACHED_BYTES)
                 .weigher(|_, compiled: &Arc<Compiled>| compiled.bytes)
                 .build(),
-            places: FairPlaces::new((cores / 2).max(2)),
+            permits: FairPermits::new((cores / 2).max(2)),
         }
     }
 }
@@ -107,7 +107,7 @@ impl Schemas {
         self.run(family, checked).await
     }
 
-    /// Runs work on the blocking pool, in a place of the family and in one of this process. Both stay taken until
+    /// Runs work on the blocking pool, with a permit of the family and one of this process. Both are held until
     /// the work ends, also when its caller no longer waits.
     async fn run<T: Send + 'static>(
         &self,
@@ -115,11 +115,11 @@ impl Schemas {
         work: impl FnOnce(&CompiledCache) -> EngineResult<T> + Send + 'static,
     ) -> EngineResult<T> {
         let until = Instant::now() + DEADLINE;
-        let place = self.places.take(family, DEADLINE).await.ok_or(EngineError::Overloaded)?;
+        let permit = self.permits.acquire(family, DEADLINE).await.ok_or(EngineError::Overloaded)?;
         let compiled = self.compiled.clone();
         let work = move || {
             let done = work(&compiled);
-            drop(place);
+            drop(permit);
             done
         };
         match tokio::time::timeout_at(until, tokio::task::spawn_blocking(work)).await {

@@ -15,21 +15,21 @@ use relay_domain::{
 use tokio::time::Instant;
 
 use super::pattern_cost::PatternCost;
-use crate::{EngineError, EngineResult, fair_places::FairPlaces};
+use crate::{EngineError, EngineResult, fair_permits::FairPermits};
 
 /// States of a pattern that is matched against [`MAX_MATCHED_BYTES`]; one with more, against a shorter beginning of the
 /// text. A step, the visit of one state for one byte, takes some 20 ns.
 const FULL_STATES: u64 = 128;
 const MAX_STEPS: u64 = FULL_STATES * MAX_MATCHED_BYTES as u64;
-/// Time of one turn, after which the place goes to another family. The last pattern may exceed it.
+/// Time of one turn, after which the permit goes to another family. The last pattern may exceed it.
 const TURN: Duration = Duration::from_millis(50);
 /// Time of all patterns on one message; 500 patterns of people take a tenth of it for the longest text.
 const MESSAGE_TIME: Duration = Duration::from_millis(500);
-/// Longest wait for a place.
-const PLACE_WAIT: Duration = Duration::from_secs(2);
+/// Longest wait for a permit.
+const PERMIT_WAIT: Duration = Duration::from_secs(2);
 /// Bound of the compiled patterns, in bytes.
 const CACHED_BYTES: u64 = 32 * 1024 * 1024;
-/// Bound of the states that a pattern keeps while it matches, in bytes. There is one set for each place.
+/// Bound of the states that a pattern keeps while it matches, in bytes. There is one set for each permit.
 const AUTOMATON_BYTES: usize = 128 * 1024;
 
 /// Estimate of the size of a pattern with at most [`FULL_STATES`], in bytes.
@@ -94,12 +94,12 @@ impl TriggerPattern {
     }
 }
 
-/// Compiled patterns by their text, and the places in which they are matched.
+/// Compiled patterns by their text, and the permits for matching.
 #[derive(Clone)]
 pub(crate) struct TriggerPatterns {
     compiled: PatternCache,
-    /// Half of the cores, and at least two, so that one family leaves a place.
-    places: FairPlaces,
+    /// Half of the cores, and at least two, so that one family leaves a permit.
+    permits: FairPermits,
 }
 
 impl Default for TriggerPatterns {
@@ -112,21 +112,21 @@ impl Default for TriggerPatterns {
                     u32::try_from(pattern.size() + text.len()).unwrap_or(u32::MAX)
                 })
                 .build(),
-            places: FairPlaces::new((cores / 2).max(2)),
+            permits: FairPermits::new((cores / 2).max(2)),
         }
     }
 }
 
 impl TriggerPatterns {
     /// Matches a text against patterns. The result has an entry for each of the first patterns, all of them unless
-    /// they take too long. `None` if there was no place: to be tried again.
+    /// they take too long. `None` if there was no permit: to be tried again.
     pub(super) async fn match_all(&self, family: FamilyId, patterns: Vec<String>, text: &str) -> Option<Vec<bool>> {
         let text: Arc<str> = text[..text.floor_char_boundary(MAX_MATCHED_BYTES)].into();
         let patterns: Arc<[String]> = patterns.into();
         let mut matched = Vec::with_capacity(patterns.len());
         let mut left = MESSAGE_TIME;
         while matched.len() < patterns.len() && !left.is_zero() {
-            let place = self.places.take(family, PLACE_WAIT).await?;
+            let permit = self.permits.acquire(family, PERMIT_WAIT).await?;
             let (compiled, patterns, text) = (self.compiled.clone(), Arc::clone(&patterns), Arc::clone(&text));
             let turn = move || {
                 let began = Instant::now();
@@ -135,7 +135,7 @@ impl TriggerPatterns {
                 {
                     matched.push(compile_cached(&compiled, pattern).matches(&text));
                 }
-                drop(place);
+                drop(permit);
                 (matched, left.saturating_sub(began.elapsed()))
             };
             // An error is a panic of the matcher, or the end of the process.

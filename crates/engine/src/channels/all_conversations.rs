@@ -29,7 +29,7 @@ impl Channels {
     ) -> EngineResult<Page<WorkspaceConversation>> {
         let before = cursor.map(read_cursor).transpose()?;
         let view = caller.view();
-        let _place = self.core.take_scan_place(caller.scope()).await?;
+        let _permit = self.core.acquire_scan_permit(caller.scope()).await?;
         let mut items = self.core.store.all_conversations(caller.scope(), before, limit + 1, &view.filters).await?;
         let more = items.len() as i64 > limit;
         if more {

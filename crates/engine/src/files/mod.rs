@@ -5,7 +5,7 @@
 
 mod cleanup;
 mod config;
-mod slots;
+mod permits;
 mod token;
 mod transfer;
 
@@ -23,7 +23,7 @@ use relay_wire::messages::Attachment;
 use serde_json::Value;
 
 pub use config::FilesConfig;
-use slots::TransferSlots;
+use permits::TransferPermits;
 pub use token::{Grant, Purpose};
 pub use transfer::FileDownload;
 
@@ -53,7 +53,7 @@ pub(crate) struct FileStorage {
     blobs: Blobs,
     types: ContentTypeRules,
     max_bytes: i64,
-    transfers: TransferSlots,
+    transfers: TransferPermits,
 }
 
 impl FileStorage {
@@ -62,7 +62,7 @@ impl FileStorage {
             blobs: Blobs::new(config.blobs()),
             types: config.type_rules(),
             max_bytes: config.file_max_bytes,
-            transfers: TransferSlots::default(),
+            transfers: TransferPermits::default(),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Slots of the transfers in one process, with a share for each family of workspaces. Main type: [`TransferSlots`].
+//! Permits for the transfers in one process, with a share for each family of workspaces. Main type:
+//! [`TransferPermits`].
 
 use std::{
     collections::HashMap,
@@ -14,18 +15,18 @@ const MAX_PER_FAMILY: usize = MAX_TRANSFERS / 4;
 
 /// Transfers in progress, by family. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct TransferSlots(Arc<Mutex<HashMap<FamilyId, usize>>>);
+pub(crate) struct TransferPermits(Arc<Mutex<HashMap<FamilyId, usize>>>);
 
-/// Slot of a transfer. It is free again when this is dropped.
+/// Permit of a transfer. It is returned when this is dropped.
 #[derive(Debug)]
-pub(crate) struct TransferSlot {
-    slots: TransferSlots,
+pub(crate) struct TransferPermit {
+    permits: TransferPermits,
     family: FamilyId,
 }
 
-impl TransferSlots {
-    /// Takes a slot; `None` when the process or the family has none left.
-    pub(crate) fn take(&self, family: FamilyId) -> Option<TransferSlot> {
+impl TransferPermits {
+    /// Acquires a permit; `None` when the process or the family has none left.
+    pub(crate) fn try_acquire(&self, family: FamilyId) -> Option<TransferPermit> {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.values().sum::<usize>() >= MAX_TRANSFERS {
             return None;
@@ -35,13 +36,13 @@ impl TransferSlots {
             return None;
         }
         *own += 1;
-        Some(TransferSlot { slots: self.clone(), family })
+        Some(TransferPermit { permits: self.clone(), family })
     }
 }
 
-impl Drop for TransferSlot {
+impl Drop for TransferPermit {
     fn drop(&mut self) {
-        let mut taken = self.slots.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.permits.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = taken.get_mut(&self.family) {
             *own -= 1;
             if *own == 0 {
@@ -58,16 +59,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_family_has_a_quarter_of_the_slots() {
-        let slots = TransferSlots::default();
+    fn a_family_has_a_quarter_of_the_permits() {
+        let permits = TransferPermits::default();
         let family = |id| FamilyId::of_workspace(WorkspaceId::new(id), None);
-        let mut taken: Vec<_> = (0..100).filter_map(|_| slots.take(family(1))).collect();
+        let mut taken: Vec<_> = (0..100).filter_map(|_| permits.try_acquire(family(1))).collect();
         assert_eq!(taken.len(), 16);
-        let others: Vec<_> = (2..100).filter_map(|id| slots.take(family(id))).collect();
+        let others: Vec<_> = (2..100).filter_map(|id| permits.try_acquire(family(id))).collect();
         assert_eq!(others.len(), 48);
         taken.pop();
-        assert!(slots.take(family(2)).is_some(), "a slot that is free again is taken");
+        assert!(permits.try_acquire(family(2)).is_some(), "a returned permit is acquired again");
         drop((taken, others));
-        assert!(slots.0.lock().unwrap().is_empty());
+        assert!(permits.0.lock().unwrap().is_empty());
     }
 }

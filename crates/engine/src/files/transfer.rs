@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Files, Grant, blob_key, slots::TransferSlot};
+use super::{Files, Grant, blob_key, permits::TransferPermit};
 use crate::{
     EngineError, EngineResult,
     error::{BadCredential, Denial, Dependency, Fault, Missing},
@@ -25,7 +25,7 @@ use crate::{
 /// A transfer without progress for this long is aborted.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3600);
-/// A transfer whose client is slower is aborted: it would hold a slot of its workspace for the whole hour.
+/// A transfer whose client is slower is aborted: it would hold a permit of its workspace for the whole hour.
 const MIN_BYTES_PER_SECOND: u64 = 8 * 1024;
 /// The speed is judged over this much waiting for the client, so that pauses are allowed.
 const SPEED_WINDOW: Duration = Duration::from_secs(30);
@@ -52,7 +52,7 @@ impl Files {
         S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
         E: Send + 'static,
     {
-        let (slot, row) = self.begin_transfer(grant).await?;
+        let (permit, row) = self.begin_transfer(grant).await?;
         match row.status {
             FileStatus::Pending => {}
             FileStatus::Complete => return Err(EngineError::Forbidden(Denial::FileComplete)),
@@ -66,7 +66,7 @@ impl Files {
         let files = self.clone();
         let upload = spawn_isolated("request", async move {
             let done = files.store_upload(grant, declared, bytes).await;
-            drop(slot);
+            drop(permit);
             done
         });
         upload.await.map_err(|_| EngineError::OutcomeUnknown)??;
@@ -101,7 +101,7 @@ impl Files {
     /// # Errors
     /// When the file is missing or incomplete, or too many transfers are in progress.
     pub async fn download(&self, grant: Grant) -> EngineResult<FileDownload> {
-        let (slot, row) = self.begin_transfer(grant).await?;
+        let (permit, row) = self.begin_transfer(grant).await?;
         let object = row.object_id.filter(|_| row.status == FileStatus::Complete);
         let object = object.ok_or(EngineError::NotFound(Missing::File))?;
         let bytes = self.storage.blobs.read(blob_key(grant.scope, grant.file, object)).await?;
@@ -109,19 +109,20 @@ impl Files {
             tracing::error!(file.id = %grant.file, object.id = %object, "the bytes of a complete file are missing");
             EngineError::Internal(Fault::FileBytesMissing)
         })?;
-        Ok(FileDownload { row, bytes: at_pace_of_client(bytes, slot) })
+        Ok(FileDownload { row, bytes: at_pace_of_client(bytes, permit) })
     }
 
-    /// Takes a slot for a transfer and reads the file. Files of a deleted workspace are deleted; those of an expired
-    /// one are kept for a while, and refused.
-    async fn begin_transfer(&self, grant: Grant) -> EngineResult<(TransferSlot, File)> {
+    /// Acquires a permit for a transfer and reads the file. Files of a deleted workspace are deleted; those of an
+    /// expired one are kept for a while, and refused.
+    async fn begin_transfer(&self, grant: Grant) -> EngineResult<(TransferPermit, File)> {
         // Before the reads, so that a flood of transfers costs no queries.
-        let slot = self.storage.transfers.take(self.core.family(grant.scope).await).ok_or(EngineError::Overloaded)?;
+        let permit =
+            self.storage.transfers.try_acquire(self.core.family(grant.scope).await).ok_or(EngineError::Overloaded)?;
         if self.core.store.is_workspace_expired(grant.scope).await? {
             return Err(EngineError::Unauthenticated(BadCredential::WorkspaceExpired));
         }
         let row = self.core.store.file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
-        Ok((slot, row))
+        Ok((permit, row))
     }
 }
 
@@ -146,7 +147,7 @@ impl ClientSpeed {
     }
 }
 
-/// Reads a little ahead of the reader. A reader that is too slow gets no more, so that it cannot hold its slot for
+/// Reads a little ahead of the reader. A reader that is too slow gets no more, so that it cannot hold its permit for
 /// long: the response breaks off, and fewer bytes arrive than announced.
 async fn read_ahead(mut bytes: BoxStream<'static, BlobResult<Bytes>>, sender: mpsc::Sender<BlobResult<Bytes>>) {
     let mut speed = ClientSpeed::default();
@@ -160,17 +161,17 @@ async fn read_ahead(mut bytes: BoxStream<'static, BlobResult<Bytes>>, sender: mp
     }
 }
 
-/// Passes a file on to a client. Its slot is free again once the storage was read, or the client has taken too long.
+/// Passes a file on to a client. Its permit is returned once the storage was read, or the client has taken too long.
 fn at_pace_of_client(
     bytes: BoxStream<'static, BlobResult<Bytes>>,
-    slot: TransferSlot,
+    permit: TransferPermit,
 ) -> BoxStream<'static, BlobResult<Bytes>> {
     // Bounds the memory of a download; the client's pace holds the reader back.
     let (sender, receiver) = mpsc::channel(READ_AHEAD);
     spawn_isolated("request", async move {
         // The response breaks off when it takes longer: fewer bytes arrive than announced.
         let _ = timeout(TRANSFER_TIMEOUT, read_ahead(bytes, sender)).await;
-        drop(slot);
+        drop(permit);
     });
     let bytes = futures::stream::unfold(receiver, |mut receiver| async move {
         receiver.recv().await.map(|piece| (piece, receiver))
@@ -244,7 +245,7 @@ mod tests {
     use relay_domain::{WorkspaceId, workspaces::family::FamilyId};
 
     use super::*;
-    use crate::files::slots::TransferSlots;
+    use crate::files::permits::TransferPermits;
 
     const PIECE: usize = 8 * 1024;
     /// Pace of a client that is fast enough, with few pieces.
@@ -283,21 +284,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_download_ends_after_an_hour_and_leaves_its_slot() {
-        let (slots, family) = (TransferSlots::default(), FamilyId::of_workspace(WorkspaceId::new(1), None));
-        let mut taken: Vec<_> = std::iter::from_fn(|| slots.take(family)).collect();
+    async fn a_download_ends_after_an_hour_and_leaves_its_permit() {
+        let (permits, family) = (TransferPermits::default(), FamilyId::of_workspace(WorkspaceId::new(1), None));
+        let mut taken: Vec<_> = std::iter::from_fn(|| permits.try_acquire(family)).collect();
         let began = Instant::now();
         let mut download = at_pace_of_client(endless().boxed(), taken.pop().unwrap());
         while download.next().await.is_some() {
             tokio::time::sleep(PAUSE).await;
             if began.elapsed() < TRANSFER_TIMEOUT {
-                assert!(slots.take(family).is_none(), "the slot is taken");
+                assert!(permits.try_acquire(family).is_none(), "the permit is taken");
             }
         }
         // Pieces that were read ahead arrive later.
         let late = PAUSE * (u32::try_from(READ_AHEAD).unwrap() + 2);
         assert!((TRANSFER_TIMEOUT..TRANSFER_TIMEOUT + late).contains(&began.elapsed()), "{:?}", began.elapsed());
-        assert!(slots.take(family).is_some());
+        assert!(permits.try_acquire(family).is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,7 +13,7 @@ use relay_domain::{AgentId, WorkspaceId};
 use relay_stream::Hint;
 use tokio::sync::{Notify, broadcast};
 
-use crate::fair_places::FairPlaces;
+use crate::fair_permits::FairPermits;
 
 /// Claims of one agent that may wait at the same time. A consumer needs one; another one may start before it ends.
 const MAX_PER_AGENT: usize = 4;
@@ -26,8 +26,8 @@ type Mailbox = (WorkspaceId, AgentId);
 /// Waiting claims of this process by mailbox, the oldest first.
 pub(crate) struct ClaimWaits {
     waiting: Mutex<HashMap<Mailbox, Vec<Arc<Waiter>>>>,
-    /// Places of the statements of claims.
-    pub(super) places: FairPlaces,
+    /// Permits for the statements of claims.
+    pub(super) permits: FairPermits,
 }
 
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ impl Default for ClaimWaits {
     fn default() -> Self {
         Self {
             waiting: Mutex::default(),
-            places: FairPlaces::with_share(CONCURRENT_CLAIMS, CONCURRENT_CLAIMS_OF_FAMILY),
+            permits: FairPermits::with_share(CONCURRENT_CLAIMS, CONCURRENT_CLAIMS_OF_FAMILY),
         }
     }
 }

@@ -23,8 +23,8 @@ pub const LEASE_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(
 /// Poll interval of a waiting claim when no hint arrives.
 const POLL_EVERY: Duration = Duration::from_secs(2);
 
-/// Longest wait for a place among the claims of a workspace.
-const PLACE_WAIT: Duration = Duration::from_secs(5);
+/// Longest wait for a permit among the claims of a workspace.
+const PERMIT_WAIT: Duration = Duration::from_secs(5);
 
 /// Delivery leased to the caller.
 #[derive(Debug)]
@@ -74,8 +74,8 @@ impl Mailboxes {
     }
 
     async fn claim_now(&self, caller: &AgentCaller, limit: i64, lease: Duration) -> EngineResult<ClaimOutcome> {
-        let place = self.claim_waits.places.take(self.core.family(caller.scope).await, PLACE_WAIT).await;
-        let _place = place.ok_or(EngineError::Overloaded)?;
+        let permit = self.claim_waits.permits.acquire(self.core.family(caller.scope).await, PERMIT_WAIT).await;
+        let _permit = permit.ok_or(EngineError::Overloaded)?;
         let claim = NewClaim {
             agent: caller.agent_id,
             token_generation: caller.token_generation,

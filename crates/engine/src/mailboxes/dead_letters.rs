@@ -72,7 +72,7 @@ impl Mailboxes {
             Some(id) => Some(self.dead_letter(scope, id).await?),
             None => None,
         };
-        let _place = self.core.take_scan_place(scope).await?;
+        let _permit = self.core.acquire_scan_permit(scope).await?;
         Ok(self.core.store.dead_letters(scope, &filter, before.as_ref(), limit).await?)
     }
 
@@ -90,7 +90,7 @@ impl Mailboxes {
         query: &DeadLetterQuery,
         redrivable: bool,
     ) -> EngineResult<DeadLetterCount> {
-        let _place = self.core.take_scan_place(scope).await?;
+        let _permit = self.core.acquire_scan_permit(scope).await?;
         count_matching(&self.core.store, scope, query, redrivable).await
     }
 

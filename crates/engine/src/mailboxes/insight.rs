@@ -29,7 +29,7 @@ impl Mailboxes {
     /// Returns totals of the caller's workspace. An observer whose token names agents gets those of their mailboxes.
     pub async fn workspace_metrics(&self, caller: &Credential) -> EngineResult<WorkspaceMetrics> {
         let only = caller.view().filters.agent_ids.as_deref();
-        let _place = self.core.take_scan_place(caller.scope()).await?;
+        let _permit = self.core.acquire_scan_permit(caller.scope()).await?;
         Ok(self.core.store.workspace_metrics(caller.scope(), only).await?)
     }
 
@@ -45,7 +45,7 @@ impl Mailboxes {
         if !caller.view().sees_message(&message.facts()) {
             return Err(EngineError::NotFound(Missing::Message));
         }
-        let _place = self.core.take_scan_place(caller.scope()).await?;
+        let _permit = self.core.acquire_scan_permit(caller.scope()).await?;
         let only = caller.view().filters.agent_ids.as_deref();
         let rows = self.core.store.deliveries_of_message(caller.scope(), id, only, MAX_TRACED_DELIVERIES).await?;
         let places: Vec<_> = rows.iter().map(|row| (row.agent_id, row.seq)).collect();

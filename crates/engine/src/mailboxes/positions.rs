@@ -12,7 +12,7 @@ impl Mailboxes {
     /// Lists up to `limit` mailboxes that the caller may see, by agent id, behind `after`.
     pub async fn list(&self, caller: &Credential, after: Option<AgentId>, limit: i64) -> EngineResult<Vec<Mailbox>> {
         let only = caller.view().filters.agent_ids.as_deref();
-        let _place = self.core.take_scan_place(caller.scope()).await?;
+        let _permit = self.core.acquire_scan_permit(caller.scope()).await?;
         Ok(self.core.store.mailboxes(caller.scope(), only, after, limit).await?)
     }
 }

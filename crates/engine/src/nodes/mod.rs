@@ -21,7 +21,7 @@ use crate::{
     core::Core,
 };
 
-pub use crate::fair_places::Place;
+pub use crate::fair_permits::FairPermit;
 
 /// Handle of nodes and their providers.
 #[derive(Clone)]
@@ -38,9 +38,9 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Waits for the place of a control frame, which executes statements of its own. There is no limit: the frames
+    /// Waits for the permit for a control frame, which executes statements of its own. There is no limit: the frames
     /// behind it wait with it, and all of them end with their connection.
-    pub async fn take_frame_place(&self, scope: WorkspaceScope) -> Option<Place> {
-        self.core.take_single_request_place(scope, Duration::MAX).await.ok()
+    pub async fn acquire_frame_permit(&self, scope: WorkspaceScope) -> Option<FairPermit> {
+        self.core.acquire_single_request_permit(scope, Duration::MAX).await.ok()
     }
 }

@@ -78,7 +78,7 @@ impl Refresher {
 
     /// Waits for a refresh that began at `moment` or later.
     pub(super) async fn wait_for_refresh(&self, moment: Instant) -> EngineResult<()> {
-        let _place = self.waiting.try_acquire().map_err(|_| EngineError::Overloaded)?;
+        let _permit = self.waiting.try_acquire().map_err(|_| EngineError::Overloaded)?;
         self.wanted.notify_one();
         let mut read_at = self.read_at.subscribe();
         let read = read_at.wait_for(|at| at.is_some_and(|at| at >= moment));

@@ -64,7 +64,7 @@ impl Search {
                 None => return Ok(Vec::new()),
             },
         };
-        let _place = self.core.take_scan_place(scope).await?;
+        let _permit = self.core.acquire_scan_permit(scope).await?;
         self.core.store.want_index(scope).await?;
         let query = SearchQuery { text: &search.text, channel, from, before: search.before, after: search.after };
         let limit = usize::try_from(search.limit).unwrap_or(0);

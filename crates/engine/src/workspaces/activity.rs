@@ -63,7 +63,7 @@ impl Workspaces {
         filter: &ActivityFilter,
         limit: i64,
     ) -> EngineResult<Vec<(ActivityMessage, usize)>> {
-        let _place = self.core.take_scan_place(caller.scope()).await?;
+        let _permit = self.core.acquire_scan_permit(caller.scope()).await?;
         let Credential::Observer(observer) = caller else {
             return Ok(self.core.store.activity(caller.scope(), filter, limit).await?);
         };
@@ -104,7 +104,7 @@ impl Workspaces {
 
     /// Returns totals of the last `days` days.
     pub async fn stats(&self, scope: WorkspaceScope, days: u32) -> EngineResult<Stats> {
-        let _place = self.core.take_scan_place(scope).await?;
+        let _permit = self.core.acquire_scan_permit(scope).await?;
         self.core.store.want_index(scope).await?;
         self.core.store.index_newest(scope, INDEX_TAIL_LIMIT).await?;
         let (today, since) = self.window(days);
@@ -117,7 +117,7 @@ impl Workspaces {
 
     /// Lists the authors of the last `days` days with the most messages first.
     pub async fn author_stats(&self, scope: WorkspaceScope, days: u32, limit: i64) -> EngineResult<Vec<AuthorStats>> {
-        let _place = self.core.take_scan_place(scope).await?;
+        let _permit = self.core.acquire_scan_permit(scope).await?;
         self.core.store.want_index(scope).await?;
         self.core.store.index_newest(scope, INDEX_TAIL_LIMIT).await?;
         Ok(self.core.store.author_stats(scope, self.window(days).1, limit).await?)

@@ -52,7 +52,7 @@ impl Workspaces {
         if caller.view().filters.agent_ids.is_some() {
             return Err(EngineError::Forbidden(Denial::InsufficientScope("activity:read of all agents".into())));
         }
-        let _place = self.core.take_scan_place(caller.scope()).await?;
+        let _permit = self.core.acquire_scan_permit(caller.scope()).await?;
         usage_report(&self.core.store, caller.scope(), query, self.core.now()).await
     }
 }

@@ -7,7 +7,7 @@
 mod bodies;
 mod client_address;
 mod limits;
-mod seats;
+mod permits;
 
 use std::{
     convert::Infallible,
@@ -26,14 +26,14 @@ pub(crate) use bodies::{FrameMemory, RequestBodies};
 pub use client_address::{ClientAddress, PeerAddress};
 use ipnet::IpNet;
 pub use limits::ConnectionLimits;
+pub use permits::{CallerPermit, CallerPermits, Limit};
+use permits::{KeyedPermit, KeyedPermits};
 use relay_domain::{
     WorkspaceScope, access::client_network::client_network, metric_names as name, workspaces::family::FamilyId,
 };
 use relay_engine::access::limits::RateLimitSubject;
 use relay_runtime::server::GuardedBody;
 use relay_tasks::byte_budget::ByteLease;
-pub use seats::{CallerSeat, CallerSeats, Limit};
-use seats::{Seat, Seats};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{error::ApiError, state::AppState};
@@ -61,18 +61,18 @@ const ROUTES_WITH_TEXT: [&str; 8] = [
 pub struct Connections {
     trusted_proxies: Arc<[IpNet]>,
     /// TCP connections of all clients.
-    total: Seats<()>,
+    total: KeyedPermits<()>,
     /// TCP connections of an address, and behind a trusted proxy its requests in progress and its sockets.
-    addresses: Seats<IpAddr>,
+    addresses: KeyedPermits<IpAddr>,
     refusals: Arc<Semaphore>,
     /// Requests in progress.
-    pub(crate) requests: CallerSeats,
+    pub(crate) requests: CallerPermits,
     /// Memory of their bodies, and of large frames.
     pub(crate) bodies: RequestBodies,
     /// Sockets of nodes.
-    pub(crate) nodes: CallerSeats,
+    pub(crate) nodes: CallerPermits,
     /// Sockets and streams of observers.
-    pub(crate) observers: CallerSeats,
+    pub(crate) observers: CallerPermits,
     /// Time that a node has to register after the upgrade.
     pub(crate) registration_timeout: Duration,
 }
@@ -85,11 +85,11 @@ pub enum Admission {
     Refused(Limit, OwnedSemaphorePermit),
 }
 
-/// Place of an open TCP connection.
+/// Permits of an open TCP connection.
 #[derive(Debug)]
 pub struct Admitted {
-    _place: Seat<()>,
-    _address: Option<Seat<IpAddr>>,
+    _total: KeyedPermit<()>,
+    _address: Option<KeyedPermit<IpAddr>>,
 }
 
 impl Drop for Admitted {
@@ -106,13 +106,13 @@ impl Connections {
         let (workspace, token) = (limits.max_connections_per_workspace, limits.max_connections_per_token);
         Self {
             trusted_proxies: trusted_proxies.into(),
-            total: Seats::new(total),
-            addresses: Seats::new(limits.max_connections_per_address),
+            total: KeyedPermits::new(total),
+            addresses: KeyedPermits::new(limits.max_connections_per_address),
             refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
-            requests: CallerSeats::new(total, workspace, token),
+            requests: CallerPermits::new(total, workspace, token),
             bodies: RequestBodies::default(),
-            nodes: CallerSeats::new(total, workspace, token),
-            observers: CallerSeats::new(MAX_OBSERVERS, workspace.min(MAX_FAMILY_OBSERVERS), token),
+            nodes: CallerPermits::new(total, workspace, token),
+            observers: CallerPermits::new(MAX_OBSERVERS, workspace.min(MAX_FAMILY_OBSERVERS), token),
             registration_timeout: Duration::from_secs(limits.registration_timeout_seconds),
         }
     }
@@ -122,27 +122,28 @@ impl Connections {
     pub fn admit(&self, peer: SocketAddr) -> Option<Admission> {
         let address = peer.ip().to_canonical();
         // A trusted proxy carries the connections of many clients.
-        let address = if self.is_exempt(address) { None } else { Some(self.addresses.take(client_network(address))) };
+        let address =
+            if self.is_exempt(address) { None } else { Some(self.addresses.try_acquire(client_network(address))) };
         let (refused, address) = match address {
             Some(None) => (Some(Limit::Address), None),
             address => (None, address.flatten()),
         };
-        let place = if refused.is_none() { self.total.take(()) } else { None };
-        if let Some(place) = place {
+        let permit = if refused.is_none() { self.total.try_acquire(()) } else { None };
+        if let Some(permit) = permit {
             metrics::gauge!(name::CONNECTIONS).increment(1);
-            return Some(Admission::Admitted(Admitted { _place: place, _address: address }));
+            return Some(Admission::Admitted(Admitted { _total: permit, _address: address }));
         }
         let limit = refused.unwrap_or(Limit::Process);
         limit.count_refusal();
-        let place = Arc::clone(&self.refusals).try_acquire_owned().ok()?;
-        Some(Admission::Refused(limit, place))
+        let permit = Arc::clone(&self.refusals).try_acquire_owned().ok()?;
+        Some(Admission::Refused(limit, permit))
     }
 
-    /// Takes a place for a client behind a trusted proxy. Other clients have one by their TCP connection.
-    fn admit_forwarded(&self, client: ClientAddress) -> Result<Option<Seat<IpAddr>>, Limit> {
+    /// Acquires a permit for a client behind a trusted proxy. Other clients have one by their TCP connection.
+    fn admit_forwarded(&self, client: ClientAddress) -> Result<Option<KeyedPermit<IpAddr>>, Limit> {
         match client {
             ClientAddress::Forwarded(address) if !self.is_exempt(address) => {
-                self.addresses.take(client_network(address)).map(Some).ok_or(Limit::Address)
+                self.addresses.try_acquire(client_network(address)).map(Some).ok_or(Limit::Address)
             }
             ClientAddress::Forwarded(_) | ClientAddress::Peer(_) | ClientAddress::Unknown => Ok(None),
         }
@@ -154,33 +155,34 @@ impl Connections {
     }
 }
 
-/// Places that a request holds until its answer. A socket that it opens takes them over.
+/// Permits that a request holds until its answer. A socket that it opens takes them over.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct HeldPlaces(Arc<Places>);
+pub(crate) struct ConnectionPermits(Arc<PermitSet>);
 
 #[derive(Debug, Default)]
-struct Places {
-    address: Option<Seat<IpAddr>>,
-    caller: OnceLock<CallerSeat>,
+struct PermitSet {
+    address: Option<KeyedPermit<IpAddr>>,
+    caller: OnceLock<CallerPermit>,
     bodies: RequestBodies,
     body: OnceLock<ByteLease>,
 }
 
-impl HeldPlaces {
-    /// Takes a place for the request of an authenticated caller.
-    pub(crate) fn take_request(
+impl ConnectionPermits {
+    /// Acquires a permit for the request of an authenticated caller.
+    pub(crate) fn acquire_request(
         parts: &Parts,
         state: &AppState,
         (family, scope): (FamilyId, WorkspaceScope),
         caller: RateLimitSubject,
     ) -> Result<(), ApiError> {
         let Some(held) = parts.extensions.get::<Self>() else { return Ok(()) };
-        let seat = state.connections.requests.take(family, scope, caller).map_err(ApiError::too_many_connections)?;
-        let _ = held.0.caller.set(seat);
+        let permit =
+            state.connections.requests.try_acquire(family, scope, caller).map_err(ApiError::too_many_connections)?;
+        let _ = held.0.caller.set(permit);
         Ok(())
     }
 
-    /// Keeps the place of the client's address until the answer is sent.
+    /// Keeps the permit of the client's address until the answer is sent.
     pub(crate) fn hold_until_sent(self, response: Response) -> Response {
         if self.0.address.is_some() { response.map(|body| GuardedBody::wrap(body, self)) } else { response }
     }
@@ -189,7 +191,7 @@ impl HeldPlaces {
     pub(crate) async fn reserve_body(parts: &Parts, bytes: usize) -> Result<BodyMemory, ApiError> {
         let held = parts.extensions.get::<Self>().cloned().unwrap_or_default();
         let owner = match held.0.caller.get() {
-            Some(seat) => BodyOwner::Family(seat.family()),
+            Some(permit) => BodyOwner::Family(permit.family()),
             None => BodyOwner::Address(ClientAddress::of_parts(parts).ip()),
         };
         let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
@@ -207,7 +209,7 @@ fn memory_factor(route: &str) -> usize {
 
 /// Memory of a body that is being read.
 pub(crate) struct BodyMemory {
-    held: HeldPlaces,
+    held: ConnectionPermits,
     lease: ByteLease,
     /// Memory of a byte of the body once it is parsed.
     factor: usize,
@@ -225,23 +227,23 @@ impl BodyMemory {
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) address: ClientAddress,
-    _places: HeldPlaces,
+    _permits: ConnectionPermits,
 }
 
 impl<S: Sync> FromRequestParts<S> for Client {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let places = parts.extensions.get::<HeldPlaces>().cloned().unwrap_or_default();
-        Ok(Self { address: ClientAddress::of_parts(parts), _places: places })
+        let permits = parts.extensions.get::<ConnectionPermits>().cloned().unwrap_or_default();
+        Ok(Self { address: ClientAddress::of_parts(parts), _permits: permits })
     }
 }
 
-/// Determines the client's address, and takes its place for the request.
+/// Determines the client's address, and acquires its permit for the request.
 ///
 /// # Errors
 /// 503 `too_many_connections`: the address has too many connections.
-pub(crate) fn admit_request(state: &AppState, request: &mut Request) -> Result<HeldPlaces, ApiError> {
+pub(crate) fn admit_request(state: &AppState, request: &mut Request) -> Result<ConnectionPermits, ApiError> {
     let client = ClientAddress::of_request(request, &state.connections.trusted_proxies);
     request.extensions_mut().insert(client);
     let address = state.connections.admit_forwarded(client).map_err(|limit| {
@@ -249,7 +251,8 @@ pub(crate) fn admit_request(state: &AppState, request: &mut Request) -> Result<H
         ApiError::too_many_connections(limit)
     })?;
     let bodies = state.connections.bodies.clone();
-    let held = HeldPlaces(Arc::new(Places { address, bodies, caller: OnceLock::new(), body: OnceLock::new() }));
+    let held =
+        ConnectionPermits(Arc::new(PermitSet { address, bodies, caller: OnceLock::new(), body: OnceLock::new() }));
     request.extensions_mut().insert(held.clone());
     Ok(held)
 }
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_gateway_refuses_everybody_and_holds_no_seat_of_the_refused() {
+    fn a_full_gateway_refuses_all_clients_and_holds_no_permit_of_the_refused() {
         let connections = connections(&["--max-connections", "1", "--max-connections-per-address", "1"]);
         let held = admit(&connections, "127.0.0.1").unwrap();
         for _ in 0..2 {

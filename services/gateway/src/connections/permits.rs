@@ -1,4 +1,5 @@
-//! Seats: places of a bounded number, counted per key.
+//! Permits of a bounded number per key. Main types: [`KeyedPermits`], and [`CallerPermits`] for the callers of requests
+//! and sockets.
 
 use std::{
     collections::HashMap,
@@ -39,44 +40,44 @@ impl Limit {
     }
 }
 
-/// Seats per key. Cheap to clone. Holds no key without a taken seat.
+/// A number of permits for each key. Cheap to clone. Holds no key without an acquired permit.
 #[derive(Debug)]
-pub(super) struct Seats<K> {
+pub(super) struct KeyedPermits<K> {
     taken: Arc<Mutex<HashMap<K, usize>>>,
     limit: usize,
 }
 
-/// Taken seat, free again when this is dropped.
+/// Acquired permit, returned when this is dropped.
 #[derive(Debug)]
-pub(super) struct Seat<K: Eq + Hash> {
+pub(super) struct KeyedPermit<K: Eq + Hash> {
     taken: Arc<Mutex<HashMap<K, usize>>>,
     key: K,
 }
 
-impl<K> Clone for Seats<K> {
+impl<K> Clone for KeyedPermits<K> {
     fn clone(&self) -> Self {
         Self { taken: Arc::clone(&self.taken), limit: self.limit }
     }
 }
 
-impl<K: Eq + Hash + Clone> Seats<K> {
+impl<K: Eq + Hash + Clone> KeyedPermits<K> {
     pub(super) fn new(limit: usize) -> Self {
         Self { taken: Arc::default(), limit }
     }
 
-    /// Takes a seat of `key`; `None` if all are taken.
-    pub(super) fn take(&self, key: K) -> Option<Seat<K>> {
+    /// Acquires a permit of `key`; `None` if all are taken.
+    pub(super) fn try_acquire(&self, key: K) -> Option<KeyedPermit<K>> {
         let mut taken = lock(&self.taken);
         let count = taken.get(&key).copied().unwrap_or_default();
         if count >= self.limit {
             return None;
         }
         taken.insert(key.clone(), count + 1);
-        Some(Seat { taken: Arc::clone(&self.taken), key })
+        Some(KeyedPermit { taken: Arc::clone(&self.taken), key })
     }
 }
 
-impl<K: Eq + Hash> Drop for Seat<K> {
+impl<K: Eq + Hash> Drop for KeyedPermit<K> {
     fn drop(&mut self) {
         let mut taken = lock(&self.taken);
         if let Some(count) = taken.get_mut(&self.key) {
@@ -92,52 +93,56 @@ fn lock<K>(taken: &Mutex<HashMap<K, usize>>) -> MutexGuard<'_, HashMap<K, usize>
     taken.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Seats of callers, of one kind of connection.
+/// Permits of callers, for one kind of connection.
 #[derive(Debug, Clone)]
-pub struct CallerSeats {
-    total: Seats<()>,
-    families: Seats<FamilyId>,
-    callers: Seats<(WorkspaceId, RateLimitSubject)>,
+pub struct CallerPermits {
+    total: KeyedPermits<()>,
+    families: KeyedPermits<FamilyId>,
+    callers: KeyedPermits<(WorkspaceId, RateLimitSubject)>,
 }
 
-/// Seat of one caller, free again when this is dropped.
+/// Permit of one caller, returned when this is dropped.
 #[derive(Debug)]
-pub struct CallerSeat {
-    _total: Seat<()>,
-    family: Seat<FamilyId>,
-    _caller: Seat<(WorkspaceId, RateLimitSubject)>,
+pub struct CallerPermit {
+    _total: KeyedPermit<()>,
+    family: KeyedPermit<FamilyId>,
+    _caller: KeyedPermit<(WorkspaceId, RateLimitSubject)>,
 }
 
-impl CallerSeat {
+impl CallerPermit {
     pub(super) const fn family(&self) -> FamilyId {
         self.family.key
     }
 }
 
-impl CallerSeats {
+impl CallerPermits {
     pub(super) fn new(total: usize, family: usize, caller: usize) -> Self {
-        Self { total: Seats::new(total), families: Seats::new(family), callers: Seats::new(caller) }
+        Self {
+            total: KeyedPermits::new(total),
+            families: KeyedPermits::new(family),
+            callers: KeyedPermits::new(caller),
+        }
     }
 
-    /// Takes a seat for a caller.
+    /// Acquires a permit for a caller.
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(crate) fn take(
+    pub(crate) fn try_acquire(
         &self,
         family: FamilyId,
         scope: WorkspaceScope,
         caller: RateLimitSubject,
-    ) -> Result<CallerSeat, Limit> {
+    ) -> Result<CallerPermit, Limit> {
         let workspace = scope.workspace_id();
-        let seat = || {
-            Ok(CallerSeat {
-                _caller: self.callers.take((workspace, caller)).ok_or(Limit::Token)?,
-                family: self.families.take(family).ok_or(Limit::Workspace)?,
-                _total: self.total.take(()).ok_or(Limit::Process)?,
+        let permit = || {
+            Ok(CallerPermit {
+                _caller: self.callers.try_acquire((workspace, caller)).ok_or(Limit::Token)?,
+                family: self.families.try_acquire(family).ok_or(Limit::Workspace)?,
+                _total: self.total.try_acquire(()).ok_or(Limit::Process)?,
             })
         };
-        seat().inspect_err(|limit: &Limit| limit.count_refusal())
+        permit().inspect_err(|limit: &Limit| limit.count_refusal())
     }
 }
 
@@ -148,25 +153,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_family_cannot_take_all_seats_and_seats_are_released() {
-        let seats = CallerSeats::new(8, 4, 2);
+    fn one_family_cannot_take_all_permits_and_permits_are_returned() {
+        let permits = CallerPermits::new(8, 4, 2);
         let take_in = |family: i64, workspace: i64, agent: i64| {
             let family = FamilyId::of_workspace(WorkspaceId::new(family), None);
             let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(workspace));
-            seats.take(family, scope, RateLimitSubject::Agent(AgentId::new(agent)))
+            permits.try_acquire(family, scope, RateLimitSubject::Agent(AgentId::new(agent)))
         };
         let take = |workspace, agent| take_in(workspace, workspace, agent);
-        let mut greedy: Vec<CallerSeat> = (0..4).map(|n| take(1, n / 2).unwrap()).collect();
+        let mut greedy: Vec<CallerPermit> = (0..4).map(|n| take(1, n / 2).unwrap()).collect();
         assert_eq!(take(1, 0).unwrap_err(), Limit::Token);
         assert_eq!(take(1, 9).unwrap_err(), Limit::Workspace);
         assert_eq!(take_in(1, 11, 9).unwrap_err(), Limit::Workspace, "a child of it");
-        let others: Vec<CallerSeat> = (4..8).map(|n| take(n, n).unwrap()).collect();
+        let others: Vec<CallerPermit> = (4..8).map(|n| take(n, n).unwrap()).collect();
         assert_eq!(take(2, 9).unwrap_err(), Limit::Process);
         greedy.pop();
         let again = take(2, 9).unwrap();
         drop((greedy, others, again));
-        assert!(lock(&seats.total.taken).is_empty());
-        assert!(lock(&seats.families.taken).is_empty());
-        assert!(lock(&seats.callers.taken).is_empty());
+        assert!(lock(&permits.total.taken).is_empty());
+        assert!(lock(&permits.families.taken).is_empty());
+        assert!(lock(&permits.callers.taken).is_empty());
     }
 }

@@ -104,7 +104,8 @@ pub(crate) async fn upgrade(
         return Err(ApiError::node_without_socket());
     }
     let subject = RateLimitSubject::Node(node.node_id.clone());
-    let seat = state.connections.nodes.take(family, node.scope, subject).map_err(ApiError::too_many_connections)?;
+    let permit =
+        state.connections.nodes.try_acquire(family, node.scope, subject).map_err(ApiError::too_many_connections)?;
     let direct = identity.role == NodeRole::Direct;
     let socket = socket
         .protocols([SOCKET_PROTOCOL])
@@ -114,6 +115,6 @@ pub(crate) async fn upgrade(
         .write_buffer_size(WRITE_BUFFER);
     let peer = connection::Peer { node, token: hash, is_direct: direct, gate };
     Ok(socket.on_upgrade(move |socket| {
-        connection::serve_socket(socket, state, family, peer).map(move |()| drop((seat, client)))
+        connection::serve_socket(socket, state, family, peer).map(move |()| drop((permit, client)))
     }))
 }

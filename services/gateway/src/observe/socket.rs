@@ -27,7 +27,7 @@ use relay_wire::events::{ObserverFrame, PONG, encode_resync_ack};
 use super::access::{self, ObserverCredentials, ObserverWatch};
 use crate::{
     caller::SOCKET_PROTOCOL,
-    connections::{CallerSeat, Client},
+    connections::{CallerPermit, Client},
     error::ApiError,
     extract::Query,
     state::AppState,
@@ -77,13 +77,13 @@ pub(crate) async fn upgrade(
         return (StatusCode::UPGRADE_REQUIRED, "Upgrade to a WebSocket").into_response();
     };
     match authorize_observer(&state, query, &headers, &client).await {
-        Ok((watch, events, seat)) => socket
+        Ok((watch, events, permit)) => socket
             .protocols([SOCKET_PROTOCOL])
             .max_message_size(FRAME_LIMIT)
             .max_frame_size(FRAME_LIMIT)
             .read_buffer_size(SOCKET_BUFFER)
             .write_buffer_size(SOCKET_BUFFER)
-            .on_upgrade(move |socket| serve(socket, state, watch, events, (seat, client))),
+            .on_upgrade(move |socket| serve(socket, state, watch, events, (permit, client))),
         Err(refusal) => refusal.into_response(),
     }
 }
@@ -93,7 +93,7 @@ async fn authorize_observer(
     query: ObserverCredentials,
     headers: &HeaderMap,
     client: &Client,
-) -> Result<(ObserverWatch, EventStream, CallerSeat), ApiError> {
+) -> Result<(ObserverWatch, EventStream, CallerPermit), ApiError> {
     let token = query.socket_token(headers)?;
     if state.shutdown.is_requested() {
         return Err(ApiError::draining());
@@ -103,10 +103,10 @@ async fn authorize_observer(
         other => other?,
     };
     let family = state.engine.workspaces().family(access.scope).await;
-    let seat = state.connections.observers.take(family, access.scope, access.rate_limit_subject());
-    let seat = seat.map_err(ApiError::too_many_connections)?;
+    let permit = state.connections.observers.try_acquire(family, access.scope, access.rate_limit_subject());
+    let permit = permit.map_err(ApiError::too_many_connections)?;
     let events = state.engine.events().observe(access.scope, None).await?;
-    Ok((ObserverWatch::new(state.engine.clone(), access), events, seat))
+    Ok((ObserverWatch::new(state.engine.clone(), access), events, permit))
 }
 
 /// End of the socket.

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::{self, ObserverCredentials, ObserverWatch};
 use crate::{
-    connections::{CallerSeat, Client},
+    connections::{CallerPermit, Client},
     error::ApiError,
     extract::Query,
     state::AppState,
@@ -83,8 +83,8 @@ pub(crate) async fn stream(
     let token = ObserverCredentials { token: query.token }.token(&headers)?;
     let access = access::authorize(&state, &token, &client).await?;
     let family = state.engine.workspaces().family(access.scope).await;
-    let seat = state.connections.observers.take(family, access.scope, access.rate_limit_subject());
-    let seat = seat.map_err(ApiError::too_many_connections)?;
+    let permit = state.connections.observers.try_acquire(family, access.scope, access.rate_limit_subject());
+    let permit = permit.map_err(ApiError::too_many_connections)?;
     let events = state.engine.events().observe(access.scope, since).await?;
     let reader = StreamReader {
         watch: ObserverWatch::new(state.engine.clone(), access),
@@ -93,7 +93,7 @@ pub(crate) async fn stream(
         position_sent_at: Instant::now(),
         ended: false,
         memory: None,
-        _places: (seat, client),
+        _permits: (permit, client),
     };
     let stream = futures::stream::unfold(reader, |mut reader| async move {
         let event = reader.next().await?;
@@ -111,7 +111,7 @@ struct StreamReader {
     ended: bool,
     /// Memory of the large event that is being written.
     memory: Option<ByteLease>,
-    _places: (CallerSeat, Client),
+    _permits: (CallerPermit, Client),
 }
 
 impl StreamReader {

@@ -50,7 +50,7 @@ impl Messages {
     /// Returns the response of the first request with this key.
     pub(super) async fn replay_post(&self, sender: &Sender, response: Value) -> EngineResult<PostedMessage> {
         // A client may repeat a post as often as it likes, and the message is read for each repetition.
-        let _place = self.core.take_single_request_place(sender.scope, REPEAT_WAIT).await?;
+        let _permit = self.core.acquire_single_request_permit(sender.scope, REPEAT_WAIT).await?;
         let message = match serde_json::from_value::<PostRecord>(response) {
             Ok(record) => self.core.store.message(sender.scope, record.message_id).await?,
             Err(_) => None,

@@ -14,7 +14,7 @@ use relay_engine::{
     error::{Conflict, Denial, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
     messages::posting::batch::BatchCaller,
-    nodes::{Place, providers::RejectedEntry},
+    nodes::{FairPermit, providers::RejectedEntry},
 };
 use relay_wire::{
     field::ToValue as _,
@@ -140,7 +140,7 @@ impl ControlContext {
     /// Handles one request.
     pub(super) async fn handle(self, request: Request) -> Outcome {
         // Held until the reply is made.
-        let _place = self.take_place(&request.frame).await;
+        let _permit = self.acquire_permit(&request.frame).await;
         let until = Instant::now() + REGISTRATION_TIMEOUT;
         if let Some(refused) = self.check_token(&request, until).await {
             return refused;
@@ -194,10 +194,10 @@ impl ControlContext {
         }
     }
 
-    /// Waits until the tenant has a place for a request. Registrations are bounded by the connections, and batches
+    /// Waits until the tenant has a permit for a request. Registrations are bounded by the connections, and batches
     /// gather results, messages and spawns. Nothing is refused: published brokers close the socket when an inventory
     /// is.
-    async fn take_place(&self, frame: &InboundFrame) -> Option<Place> {
+    async fn acquire_permit(&self, frame: &InboundFrame) -> Option<FairPermit> {
         match frame {
             InboundFrame::Register(_)
             | InboundFrame::ActionResult(_)
@@ -211,7 +211,7 @@ impl ControlContext {
             | InboundFrame::Inventory(_)
             | InboundFrame::Deregister
             | InboundFrame::ActionAccept(_)
-            | InboundFrame::Heartbeat(_) => self.engine.nodes().take_frame_place(self.scope).await,
+            | InboundFrame::Heartbeat(_) => self.engine.nodes().acquire_frame_permit(self.scope).await,
         }
     }
 
