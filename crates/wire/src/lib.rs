@@ -17,6 +17,7 @@ pub mod messages;
 pub mod nodes;
 pub mod observers;
 pub mod rights;
+pub mod search;
 pub mod subscriptions;
 pub mod words;
 pub mod workspaces;

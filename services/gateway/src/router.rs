@@ -13,8 +13,8 @@ use crate::{
         channels::{self, conversations},
         files, health,
         mailboxes::{self, dead_letters, deliveries, inbox, insight},
-        messages::{self, batch, posting, webhooks},
-        nodes, observers, reference, subscriptions,
+        messages::{self, batch, posting, reactions, reading, webhooks},
+        nodes, observers, reference, search, subscriptions,
         workspaces::{self, activity, operator, usage},
     },
     state::AppState,
@@ -110,7 +110,7 @@ fn channel_routes() -> Router<AppState> {
         .route("/v1/channels/{name}/members", get(channels::members))
         .route("/v1/channels/{name}/mute", post(channels::mute))
         .route("/v1/channels/{name}/unmute", post(channels::unmute))
-        .route("/v1/channels/{name}/read-status", get(inbox::read_status))
+        .route("/v1/channels/{name}/read-status", get(reading::read_status))
 }
 
 fn node_routes() -> Router<AppState> {
@@ -150,11 +150,11 @@ fn message_routes() -> Router<AppState> {
         .route("/v1/messages/{id}", get(messages::get).patch(messages::update))
         .route("/v1/messages/{id}/replies", get(messages::replies).post(posting::reply))
         .route("/v1/messages/{id}/read", post(messages::read))
-        .route("/v1/messages/{id}/readers", get(inbox::readers))
-        .route("/v1/messages/{id}/reactions", get(inbox::reactions).post(inbox::react))
-        .route("/v1/messages/{id}/reactions/{emoji}", delete(inbox::unreact))
+        .route("/v1/messages/{id}/readers", get(reading::readers))
+        .route("/v1/messages/{id}/reactions", get(reactions::reactions).post(reactions::react))
+        .route("/v1/messages/{id}/reactions/{emoji}", delete(reactions::unreact))
         .route("/v1/inbox", get(inbox::get))
-        .route("/v1/search", get(activity::search))
+        .route("/v1/search", get(search::search))
 }
 
 fn activity_routes() -> Router<AppState> {

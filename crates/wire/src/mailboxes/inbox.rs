@@ -1,10 +1,9 @@
-//! Bodies of the inbox, reaction and read receipt routes.
+//! Bodies of the inbox route.
 
-use relay_domain::JsonText;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::field::{Timestamp, present};
+use crate::field::Timestamp;
 
 /// Query of `GET /v1/inbox`.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -99,64 +98,4 @@ pub struct ReceivedReaction {
     pub agent_name: String,
     /// Time of the reaction.
     pub created_at: Timestamp,
-}
-
-/// Body of `POST /v1/messages/:id/reactions`.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct ReactBody {
-    /// Emoji or shortcode.
-    pub emoji: String,
-}
-
-/// Response of `POST /v1/messages/:id/reactions`.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Reaction {
-    /// Id of the reaction.
-    pub id: String,
-    /// Id of the message.
-    pub message_id: String,
-    /// Name of the reacting agent.
-    pub agent_name: String,
-    /// Emoji or shortcode.
-    pub emoji: String,
-    /// Time of the reaction.
-    pub created_at: Timestamp,
-}
-
-/// Reader of a message.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Reader {
-    /// Id of the agent.
-    pub agent_id: String,
-    /// Name of the agent.
-    pub agent_name: String,
-    /// Time of the first read.
-    pub read_at: Timestamp,
-}
-
-/// Read position of a channel member.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ReadPosition {
-    /// Name of the member.
-    pub agent_name: String,
-    /// Id of the newest message that it has read.
-    pub last_read_id: Option<String>,
-    /// Time of that read.
-    pub last_read_at: Option<Timestamp>,
-}
-
-/// Body of `PATCH /v1/messages/:id`.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct UpdateMessageBody {
-    /// New text of the message.
-    #[serde(default)]
-    pub text: Option<String>,
-    /// Rich blocks; null removes them.
-    #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<Vec<Value>>)]
-    pub blocks: Option<Option<JsonText>>,
-    /// Replaces the metadata; null empties it.
-    #[serde(default, alias = "metadata", deserialize_with = "present")]
-    #[schema(value_type = Option<Object>)]
-    pub data: Option<Option<JsonText>>,
 }

@@ -2,6 +2,8 @@
 
 pub mod batch;
 pub mod payload;
+pub mod reactions;
+pub mod reading;
 pub mod webhook;
 
 use relay_domain::{
@@ -13,7 +15,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::{agents::AgentType, field::Timestamp};
+use crate::{
+    agents::AgentType,
+    field::{Timestamp, present},
+};
 
 /// Query of every list of messages.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -98,6 +103,22 @@ pub enum PostMode {
     Wait,
     /// Inject at once.
     Steer,
+}
+
+/// Body of `PATCH /v1/messages/:id`.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct UpdateMessageBody {
+    /// New text of the message.
+    #[serde(default)]
+    pub text: Option<String>,
+    /// Rich blocks; null removes them.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<Vec<Value>>)]
+    pub blocks: Option<Option<JsonText>>,
+    /// Replaces the metadata; null empties it.
+    #[serde(default, alias = "metadata", deserialize_with = "present")]
+    #[schema(value_type = Option<Object>)]
+    pub data: Option<Option<JsonText>>,
 }
 
 /// Message, in lists and alone.

@@ -12,5 +12,6 @@ pub mod nodes;
 pub mod observers;
 mod page;
 pub mod reference;
+pub mod search;
 pub mod subscriptions;
 pub mod workspaces;

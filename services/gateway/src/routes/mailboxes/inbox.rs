@@ -1,17 +1,12 @@
-//! Inbox of an agent, reactions, and read positions.
+//! Inbox of an agent.
 
 use axum::extract::State;
 use relay_domain::mailboxes::inbox::UnreadChannel;
 use relay_engine::{Engine, mailboxes::inbox::INBOX_PAGE};
-use relay_wire::{mailboxes::inbox as wire, messages::ReactionGroup};
+use relay_wire::mailboxes::inbox as wire;
 
 use crate::{
-    caller::{Agent, Caller, ReaderOrAgent, reads},
-    envelope::{NoContent, Reply},
-    error::ApiError,
-    extract::{Body, Path, Query},
-    origin_client::OriginClient,
-    routes::page,
+    caller::Agent, envelope::Reply, error::ApiError, extract::Query, origin_client::OriginClient, routes::page,
 };
 
 /// Shows the caller's unread messages, and the newest reactions to its messages.
@@ -81,129 +76,4 @@ fn to_unread_conversation(place: UnreadChannel, client: OriginClient) -> Option<
         unread_count: unread.count,
         last_message,
     })
-}
-
-/// Adds a reaction to a message. Repeating it has no effect.
-#[utoipa::path(
-    post, path = "/v1/messages/{id}/reactions", tag = "messages",
-    security(("agent_token" = [])), request_body = wire::ReactBody,
-    responses(
-        (status = 201, body = wire::Reaction),
-        (status = 404, description = "message_not_found"),
-    ),
-)]
-#[tracing::instrument(level = "debug", name = "http.reactions.add", skip_all)]
-pub async fn react(
-    State(engine): State<Engine>,
-    Agent(caller): Agent,
-    Path(id): Path<String>,
-    Body(body): Body<wire::ReactBody>,
-) -> Result<Reply<wire::Reaction>, ApiError> {
-    let reaction = engine.messages().add_reaction(&caller, &id, &body.emoji).await?;
-    Ok(Reply::created(wire::Reaction {
-        id: reaction.id.to_string(),
-        message_id: reaction.message_id.to_string(),
-        agent_name: caller.name.to_string(),
-        emoji: reaction.emoji,
-        created_at: reaction.created_at.into(),
-    }))
-}
-
-/// Removes the caller's reaction; a missing one is not an error.
-#[utoipa::path(
-    delete, path = "/v1/messages/{id}/reactions/{emoji}", tag = "messages",
-    security(("agent_token" = [])),
-    responses(
-        (status = 204),
-        (status = 404, description = "message_not_found"),
-    ),
-)]
-#[tracing::instrument(level = "debug", name = "http.reactions.remove", skip_all)]
-pub async fn unreact(
-    State(engine): State<Engine>,
-    Agent(caller): Agent,
-    Path((id, emoji)): Path<(String, String)>,
-) -> Result<NoContent, ApiError> {
-    engine.messages().remove_reaction(&caller, &id, &emoji).await?;
-    Ok(NoContent)
-}
-
-/// Lists the reactions to a message, the earliest emoji first.
-#[utoipa::path(
-    get, path = "/v1/messages/{id}/reactions", tag = "messages",
-    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])),
-    responses(
-        (status = 200, body = Vec<ReactionGroup>),
-        (status = 404, description = "message_not_found"),
-    ),
-)]
-#[tracing::instrument(level = "debug", name = "http.reactions.list", skip_all)]
-pub async fn reactions(
-    State(engine): State<Engine>,
-    ReaderOrAgent(caller): ReaderOrAgent<{ reads::REACTIONS }>,
-    Path(id): Path<String>,
-) -> Result<Reply<Vec<ReactionGroup>>, ApiError> {
-    let counts = engine.messages().reactions(&caller, &id).await?;
-    Ok(Reply::ok(
-        counts
-            .into_iter()
-            .map(|row| ReactionGroup { emoji: row.emoji, count: row.count, agents: row.agents })
-            .collect(),
-    ))
-}
-
-/// Lists the readers of a message, each once, in the order of reading.
-#[utoipa::path(
-    get, path = "/v1/messages/{id}/readers", tag = "messages",
-    security(("workspace_key" = []), ("agent_token" = [])),
-    responses(
-        (status = 200, body = Vec<wire::Reader>),
-        (status = 404, description = "message_not_found"),
-    ),
-)]
-#[tracing::instrument(level = "debug", name = "http.messages.readers", skip_all)]
-pub async fn readers(
-    State(engine): State<Engine>,
-    Caller(caller): Caller,
-    Path(id): Path<String>,
-) -> Result<Reply<Vec<wire::Reader>>, ApiError> {
-    let readers = engine.messages().readers(&caller, &id).await?;
-    Ok(Reply::ok(
-        readers
-            .into_iter()
-            .map(|row| wire::Reader {
-                agent_id: row.agent_id.to_string(),
-                agent_name: row.agent_name,
-                read_at: row.read_at.into(),
-            })
-            .collect(),
-    ))
-}
-
-/// Lists the read position of each member of a channel.
-#[utoipa::path(
-    get, path = "/v1/channels/{name}/read-status", tag = "channels",
-    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])),
-    responses(
-        (status = 200, body = Vec<wire::ReadPosition>),
-        (status = 404, description = "channel_not_found"),
-    ),
-)]
-#[tracing::instrument(level = "debug", name = "http.channels.read_status", skip_all)]
-pub async fn read_status(
-    State(engine): State<Engine>,
-    ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGES }>,
-    Path(name): Path<String>,
-) -> Result<Reply<Vec<wire::ReadPosition>>, ApiError> {
-    let positions = engine.messages().read_status(&caller, &name).await?;
-    Ok(Reply::ok(
-        positions
-            .into_iter()
-            .map(|row| wire::ReadPosition {
-                agent_name: row.agent_name,
-                last_read_id: row.last_read_id.map(|id| id.to_string()),
-                last_read_at: row.last_read_at.map(Into::into),
-            })
-            .collect(),
-    ))
 }

@@ -2,11 +2,13 @@
 
 pub mod batch;
 pub mod posting;
+pub mod reactions;
+pub mod reading;
 pub mod webhooks;
 
 use axum::extract::State;
 use relay_engine::{Engine, messages::edits::MessageUpdate};
-use relay_wire::{envelope::Success, mailboxes::inbox::UpdateMessageBody, messages as wire};
+use relay_wire::{envelope::Success, messages as wire};
 
 use crate::{
     caller::{ActingAgent, Agent, ReaderOrAgent, WorkspaceKey, reads},
@@ -94,7 +96,7 @@ pub async fn replies(
 /// Edits a message of the caller. Its recipients stay the same.
 #[utoipa::path(
     patch, path = "/v1/messages/{id}", tag = "messages",
-    security(("agent_token" = [])), request_body = UpdateMessageBody,
+    security(("agent_token" = [])), request_body = wire::UpdateMessageBody,
     responses(
         (status = 200, body = wire::Message),
         (status = 403, description = "agent_token_required, forbidden"),
@@ -107,7 +109,7 @@ pub async fn update(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,
     Path(id): Path<String>,
-    Body(body): Body<UpdateMessageBody>,
+    Body(body): Body<wire::UpdateMessageBody>,
 ) -> Result<Reply<wire::Message>, ApiError> {
     let update = MessageUpdate { text: body.text, blocks: body.blocks, data: body.data };
     Ok(Reply::ok(engine.messages().update(&caller, &id, &update).await?.into()))

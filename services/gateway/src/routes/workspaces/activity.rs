@@ -1,16 +1,14 @@
-//! Search, activity and statistics of a workspace.
+//! Activity, statistics and system prompt of a workspace.
 
 use axum::extract::State;
 use relay_domain::{
     ConversationId,
     channels::client_channel_id,
     messages::client_metadata,
-    search::FoundMessage,
     workspaces::activity::{ActivityFilter, ActivityMessage, AuthorStats},
 };
 use relay_engine::{
     Engine,
-    search::queries::{MessageSearch, SEARCH_PAGE},
     workspaces::{
         Workspaces,
         activity::{ACTIVITY_PAGE, CONSOLE_AGENTS_PAGE, CONSOLE_PAGE},
@@ -19,7 +17,7 @@ use relay_engine::{
 use relay_wire::workspaces::activity as wire;
 
 use crate::{
-    caller::{Caller, Reader, ReaderOrAgent, WorkspaceKey, reads},
+    caller::{Caller, Reader, WorkspaceKey, reads},
     envelope::Reply,
     error::ApiError,
     extract::{Body, Query},
@@ -29,48 +27,6 @@ use crate::{
 
 /// Default and maximum length of a window, in days.
 const DAYS: (i64, i64) = (7, 30);
-
-/// Searches messages, the best matches first.
-///
-/// An agent finds messages of channels and of its own conversations. Of more than 1000 matches the newest are ranked.
-#[utoipa::path(
-    get, path = "/v1/search", tag = "messages",
-    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])), params(wire::SearchQuery),
-    responses(
-        (status = 200, body = Vec<wire::SearchResult>),
-    ),
-)]
-#[tracing::instrument(level = "debug", name = "http.search", skip_all)]
-pub async fn search(
-    State(engine): State<Engine>,
-    ReaderOrAgent(caller): ReaderOrAgent<{ reads::SEARCH }>,
-    Query(query): Query<wire::SearchQuery>,
-) -> Result<ListReply<wire::SearchResult>, ApiError> {
-    let search = MessageSearch {
-        text: query.q.ok_or_else(|| ApiError::invalid_request("q is required"))?,
-        channel: query.channel,
-        from: query.from,
-        before: page::parse_cursor(query.before.as_deref())?,
-        after: page::parse_cursor(query.after.as_deref())?,
-        limit: page::parse_limit(query.limit.as_deref(), SEARCH_PAGE)?,
-    };
-    ListReply::list(engine.search().messages(&caller, &search).await?.map(to_found_message))
-}
-
-fn to_found_message(row: FoundMessage) -> wire::SearchResult {
-    wire::SearchResult {
-        id: row.message_id.to_string(),
-        channel_id: client_channel_id(row.channel_id, row.conversation_id.as_ref().map(ConversationId::as_str)),
-        channel_name: row.channel_name,
-        conversation_id: row.conversation_id.map(|id| id.to_string()),
-        agent_id: row.agent_id.to_string(),
-        agent_name: row.agent_name,
-        thread_id: row.thread_id.map(|id| id.to_string()),
-        text: row.text,
-        created_at: row.created_at.into(),
-        relevance_score: row.score.into(),
-    }
-}
 
 /// Lists the newest messages of the workspace.
 #[utoipa::path(
