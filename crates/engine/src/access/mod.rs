@@ -1,4 +1,6 @@
-//! Callers and what they may do: authentication, idempotency keys, rate limits, operators, secrets.
+//! Callers and what they may do: authentication, idempotency keys, rate limits, operators, secrets. Handle:
+//! [`authentication::Access`]. Main types: [`callers::Credential`], [`limits::RateLimitSubject`], `tokens::Tokens`,
+//! `secrets::Secrets`.
 
 pub mod authentication;
 pub mod callers;

@@ -1,4 +1,5 @@
-//! Agents: life cycle, location and session events.
+//! Agents: life cycle, location and session events. Handle: [`Agents`]. Main types: [`lifecycle::RegisterAgent`],
+//! [`bindings::NodeBinding`], [`session_events::RecordedSessionEvent`].
 
 pub mod bindings;
 pub mod ended_sessions;

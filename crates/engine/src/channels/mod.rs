@@ -1,4 +1,5 @@
-//! Channels, conversations and the audiences that sends are resolved from.
+//! Channels, conversations and the audiences that sends are resolved from. Handle: [`Channels`]; snapshots of members:
+//! `audiences::Audiences`.
 
 pub mod all_conversations;
 pub(crate) mod audiences;

@@ -1,5 +1,5 @@
 //! Hints: wake-ups without authority. They go to every listener of this process and, over NATS, to the other processes.
-//! A lost hint costs latency only.
+//! A lost hint costs latency only. Main type: [`Hints`], which sends and receives them.
 
 mod by_gateway;
 

@@ -1,4 +1,6 @@
-//! Mailboxes: serving them on sockets, listing and settling deliveries, claims and dead letters.
+//! Mailboxes: serving them on sockets, listing and settling deliveries, claims and dead letters. Handle: [`Mailboxes`].
+//! Main types: [`serving::RepairedMailbox`], [`claims::ClaimedDelivery`], [`dead_letters::DeadLetterQuery`], and
+//! `cursors::CursorMoves`, which gathers acks.
 
 pub(crate) mod claim_waits;
 pub mod claims;

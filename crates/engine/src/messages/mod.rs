@@ -1,4 +1,5 @@
-//! Messages: posting, the group committer, publishing, reading, editing, reactions and webhooks.
+//! Messages: posting, the group committer, publishing, reading, editing, reactions and webhooks. Handle: [`Messages`].
+//! A [`posting::Draft`] goes through `committer::CommitQueue` to `publisher::Publisher`.
 
 mod addresses;
 pub(crate) mod committer;

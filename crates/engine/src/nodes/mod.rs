@@ -1,4 +1,5 @@
-//! Nodes: enrolment and roster, provider connections, and node kinds.
+//! Nodes: enrolment and roster, provider connections, and node kinds. Handle: [`Nodes`]. Main types:
+//! [`providers::Registrant`], a connection that registers, and [`roster::NodeList`].
 
 pub(crate) mod heartbeats;
 pub(crate) mod kinds;

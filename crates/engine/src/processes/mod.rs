@@ -1,4 +1,4 @@
-//! This process as seen by others: gateway lease and connection gauges.
+//! This process as seen by others: gateway lease and connection gauges. Handle: [`Processes`].
 
 pub(crate) mod connection_gauges;
 pub mod gateway_lease;

@@ -1,4 +1,4 @@
-//! Message search.
+//! Message search. Handle: [`Search`]; a query: [`queries::MessageSearch`].
 
 pub mod queries;
 

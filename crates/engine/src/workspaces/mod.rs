@@ -1,4 +1,5 @@
-//! Workspaces: life cycle, suspension, activity, usage and the system prompt.
+//! Workspaces: life cycle, suspension, activity, usage and the system prompt. Handle: [`Workspaces`]. Main types:
+//! [`lifecycle::CreateWorkspace`], [`suspensions::Suspensions`], [`usage::UsageReport`].
 
 pub mod activity;
 pub mod erasure;

@@ -1,4 +1,5 @@
-//! Connections that are used again without a test. Everything in this crate reaches Postgres through them.
+//! Connections that are used again without a test. Everything in this crate reaches Postgres through them. Main types:
+//! [`ConnectionPool`], [`Lease`] of one connection, [`Transaction`], and [`DatabaseSession`], on which statements run.
 //!
 //! The driver's pool tests a connection when it is taken and when it is returned: two round trips around each
 //! statement. [`ConnectionPool`] leaves connections checked out between statements, and trusts one that was used within

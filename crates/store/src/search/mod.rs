@@ -1,4 +1,5 @@
-//! Full-text search of messages: the index, which the worker fills, and the queries over it, which the engine calls.
+//! Full-text search of messages: the index, which the worker fills ([`index::IndexStep`]), and the queries over it,
+//! which the engine calls ([`queries::SearchQuery`]).
 
 pub mod index;
 pub mod queries;

@@ -1,4 +1,4 @@
-//! Request and response bodies of the action routes.
+//! Request and response bodies of the action routes. Main types: [`Action`], [`InvokeBody`], [`Invocation`].
 
 pub mod trigger;
 

@@ -1,4 +1,4 @@
-//! Request and response bodies of the agent routes.
+//! Request and response bodies of the agent routes. Main types: [`RegisterAgentBody`], [`Agent`], [`AgentDetails`].
 
 pub mod session_event;
 pub mod spawn;

@@ -1,4 +1,5 @@
-//! Request and response bodies of the channel routes.
+//! Request and response bodies of the channel routes. Main types: [`CreateChannelBody`], [`Channel`], [`Member`];
+//! conversations are in [`conversation`].
 
 pub mod conversation;
 

@@ -1,4 +1,4 @@
-//! Event log and frames of the observer socket.
+//! Event log and frames of the observer socket. Main types: [`EventsPage`], [`LoggedEvent`], [`ObserverFrame`].
 
 pub mod data;
 pub mod observer_frame;

@@ -1,4 +1,4 @@
-//! Request and response bodies of the file routes.
+//! Request and response bodies of the file routes. Main types: [`UploadBody`], [`DeclaredFile`], [`File`].
 
 use relay_domain::FileId;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,5 @@
-//! Bodies of the message routes.
+//! Bodies of the message routes. Main types: [`PostBody`], the body of a post, [`Message`] and [`ConversationMessage`],
+//! and in [`payload`] the message inside a `deliver` frame.
 
 pub mod batch;
 pub mod payload;

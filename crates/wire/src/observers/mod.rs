@@ -1,4 +1,5 @@
-//! Request and response bodies of the observer token routes.
+//! Request and response bodies of the observer token routes. Main types: [`CreateObserverTokenBody`],
+//! [`ObserverToken`], [`ObserverFilters`].
 
 use chrono::{DateTime, Utc};
 use relay_domain::{ObserverTokenId, observers::ScopeSet};

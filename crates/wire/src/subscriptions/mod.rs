@@ -1,4 +1,5 @@
-//! Request and response bodies of the event subscription routes.
+//! Request and response bodies of the event subscription routes. Main types: [`SubscribeBody`], [`Subscription`], and
+//! [`SubscriptionCall`], the body of a call.
 
 use std::collections::BTreeMap;
 

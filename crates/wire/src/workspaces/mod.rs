@@ -1,4 +1,5 @@
-//! Request and response bodies of the workspace routes.
+//! Request and response bodies of the workspace routes. Main types: [`CreateWorkspaceBody`], [`CreatedWorkspace`],
+//! [`Workspace`].
 
 pub mod activity;
 pub mod health;

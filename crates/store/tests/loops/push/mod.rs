@@ -1,3 +1,5 @@
+//! Mailboxes of http_push: their lag, their sweep, and turns of families of workspaces. `mailbox` makes a due one.
+
 mod attempts;
 mod recovery;
 

@@ -1,3 +1,6 @@
+//! Recovery of a restored database: seqs that a jump of the head skips; the epoch and the lock of repairers are in the
+//! submodules.
+
 mod epoch;
 mod repairers;
 

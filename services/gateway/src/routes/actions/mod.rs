@@ -1,4 +1,4 @@
-//! Actions and their invocations.
+//! Actions and their invocations. Answers are [`wire::Action`] and [`wire::Invocation`]; triggers are in [`triggers`].
 
 pub mod triggers;
 

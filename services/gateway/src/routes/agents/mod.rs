@@ -1,4 +1,5 @@
-//! Agents: registration, listing, presence, tokens.
+//! Agents: registration, listing, presence, tokens. Answers are [`wire::Agent`] and [`wire::AgentDetails`]; spawn and
+//! release are in [`spawn`], reports of sessions in [`session_events`].
 
 pub mod session_events;
 pub mod spawn;

@@ -1,4 +1,5 @@
-//! Channels: definition, membership, muting.
+//! Channels: definition, membership, muting. Answers are [`wire::Channel`] and [`wire::Member`]; direct messages are in
+//! [`conversations`].
 
 pub mod conversations;
 

@@ -1,4 +1,4 @@
-//! Files: declaration and completion, and the transfer of their bytes over signed URLs.
+//! Files: declaration and completion, and the transfer of their bytes over signed URLs. Answers are [`wire::File`].
 
 use axum::{
     body::Body as ResponseBody,

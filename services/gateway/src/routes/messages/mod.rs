@@ -1,4 +1,5 @@
-//! Messages: reading, editing, marking as read.
+//! Messages: reading, editing, marking as read. Answers are [`wire::Message`]; posts are in [`posting`] and [`batch`],
+//! reactions in [`reactions`], readers in [`reading`], inbound webhooks in [`webhooks`].
 
 pub mod batch;
 pub mod posting;

@@ -1,4 +1,4 @@
-//! Nodes: enrolment, roster, bindings, and the token of an agent's own node.
+//! Nodes: enrolment, roster, bindings, and the token of an agent's own node. Answers are [`wire::Node`].
 
 use axum::{extract::State, http::HeaderMap};
 use relay_domain::{

@@ -1,4 +1,4 @@
-//! Observer tokens: administration with the workspace key.
+//! Observer tokens: administration with the workspace key. Answers are [`wire::ObserverToken`].
 
 use axum::extract::State;
 use relay_domain::observers::{ObserverFilters, ObserverToken};

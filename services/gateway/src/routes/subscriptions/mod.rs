@@ -1,4 +1,4 @@
-//! Event subscriptions and their deliveries.
+//! Event subscriptions and their deliveries. Answers are [`wire::Subscription`] and [`wire::SubscriptionDelivery`].
 
 use std::collections::BTreeMap;
 

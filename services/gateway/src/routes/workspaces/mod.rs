@@ -1,4 +1,5 @@
-//! Workspaces: creation, lookup, settings, deletion.
+//! Workspaces: creation, lookup, settings, deletion. Answers are [`wire::Workspace`]; activity and statistics are in
+//! [`activity`], use in [`usage`], routes of operators in [`operator`].
 
 pub mod activity;
 pub mod operator;
