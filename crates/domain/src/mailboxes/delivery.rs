@@ -202,7 +202,10 @@ impl Settlement {
     /// Returns whether the recipient has nothing more to do for the row.
     #[must_use]
     pub const fn is_settled(self) -> bool {
-        !matches!(self, Self::Deferred)
+        match self {
+            Self::Acked | Self::Failed | Self::DeadLettered => true,
+            Self::Deferred => false,
+        }
     }
 }
 

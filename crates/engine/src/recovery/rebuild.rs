@@ -60,7 +60,7 @@ async fn publish_all(engine: &Engine) -> EngineResult<u64> {
 }
 
 fn is_pending(row: &StoredDelivery) -> bool {
-    row.settlement.is_none_or(|settlement| matches!(settlement, Settlement::Deferred))
+    !row.settlement.is_some_and(Settlement::is_settled)
 }
 
 /// Returns the next positions of mailboxes whose page was full.

@@ -2,7 +2,7 @@
 //! [`AgentChange`] and [`DeletedAgent`]; called by the engine's agent use cases.
 
 use chrono::{DateTime, Utc};
-use const_format::formatcp;
+use const_format::{concatcp, formatcp};
 use relay_domain::{
     AgentId, ChannelId, NodeId, WorkspaceScope,
     access::{rights::RightChanges, token::TokenHash},
@@ -225,7 +225,7 @@ const UPDATE: &str = concat!(
 
 // Channel rows are locked in the order of their ids, because two deletions at once may share channels. The agent's open
 // invocations get no answer any more; they fail at the worker's next pass.
-const DELETE: &str = concat!(
+const DELETE: &str = concatcp!(
     "WITH target AS MATERIALIZED (
         SELECT agent_id, status, hosted_on FROM agents a
         WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL

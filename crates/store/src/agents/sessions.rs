@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
+use const_format::concatcp;
 use relay_domain::{
     AgentId, InvocationId, NodeId, WorkspaceId, WorkspaceScope, access::token::TokenHash, actions::Invocation,
     agents::AgentStatus, events::kind,
@@ -294,7 +295,7 @@ impl Store {
     pub async fn settled_releases(&self, limit: i64) -> StoreResult<Vec<AgentRelease>> {
         // A release without an invocation after a minute: its process stopped between the two transactions.
         let rows: Vec<(WorkspaceId, InvocationId, AgentId, Option<String>, bool, Option<DateTime<Utc>>)> =
-            sqlx::query_as(concat!(
+            sqlx::query_as(concatcp!(
                 "SELECT r.workspace_id, r.invocation_id, r.agent_id, a.name,
                     r.deletes AND coalesce(i.status = 'completed', false), i.completed_at
                FROM agent_releases r

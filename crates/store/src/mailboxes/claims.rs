@@ -10,7 +10,7 @@ use relay_domain::{AgentId, ClaimId, WorkspaceScope, mailboxes::stream::Seq};
 
 use crate::{
     Store, StoreError, StoreResult,
-    codes::DEFERRED,
+    codes::{DEFERRED, POLL},
     connections::{DatabaseSession, Transaction},
     mailboxes::locked_cursor::lock_cursor,
 };
@@ -160,11 +160,11 @@ impl Store {
 
 /// Returns the generation of an agent's token if the agent is on a poll node.
 async fn polled_generation(tx: &mut Transaction, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Option<i64>> {
-    sqlx::query_scalar(
+    sqlx::query_scalar(formatcp!(
         "SELECT a.token_generation FROM agents a
            JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
-          WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.deleted_at IS NULL AND n.kind = 'poll'",
-    )
+          WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.deleted_at IS NULL AND n.kind = '{POLL}'"
+    ))
     .bind(scope.workspace_id())
     .bind(agent)
     .fetch_optional(&mut **tx)

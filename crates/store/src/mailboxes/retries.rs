@@ -3,6 +3,7 @@
 //! Called by [`settlements`](super::settlements) within its transaction.
 
 use chrono::{DateTime, TimeDelta, Utc};
+use const_format::formatcp;
 use relay_domain::{
     AgentId, DeliveryId, WorkspaceScope,
     mailboxes::{
@@ -16,6 +17,7 @@ use relay_domain::{
 
 use crate::{
     StoreError, StoreResult,
+    codes::WS,
     connections::Transaction,
     mailboxes::expiry::DeadLetteredDelivery,
     messages::days::{day_of, day_of_id},
@@ -77,13 +79,13 @@ pub(crate) async fn lock_retry_mode(
 ) -> StoreResult<Option<RetryMode>> {
     let doing = "reading the kind of an agent's node";
     // An implicit direct node has no row before its first token is minted; it is a ws node.
-    let place: Option<(NodeKind, Option<i32>)> = sqlx::query_as(
-        "SELECT coalesce(n.kind, 'ws'), CASE WHEN jsonb_typeof(n.delivery::jsonb #> '{retry,schedule}') = 'array'
-                             THEN jsonb_array_length(n.delivery::jsonb #> '{retry,schedule}') END
+    let place: Option<(NodeKind, Option<i32>)> = sqlx::query_as(formatcp!(
+        "SELECT coalesce(n.kind, '{WS}'), CASE WHEN jsonb_typeof(n.delivery::jsonb #> '{{retry,schedule}}') = 'array'
+                             THEN jsonb_array_length(n.delivery::jsonb #> '{{retry,schedule}}') END
            FROM agents a
            LEFT JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
-          WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.deleted_at IS NULL",
-    )
+          WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.deleted_at IS NULL"
+    ))
     .bind(scope.workspace_id())
     .bind(agent)
     .fetch_optional(&mut **tx)

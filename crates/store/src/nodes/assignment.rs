@@ -60,7 +60,7 @@ macro_rules! hosts_unassigned {
 /// it. REST calls make such an agent active for a while without starting it. True for a missing agent.
 macro_rules! is_not_running {
     ($agent:literal) => {
-        concat!(
+        const_format::concatcp!(
             "(coalesce(",
             $agent,
             ".status, 'offline') = 'offline'
@@ -77,7 +77,9 @@ macro_rules! is_not_running {
             $agent,
             ".workspace_id AND its.node_id = ",
             $agent,
-            ".node_id AND its.kind <> 'ws'))"
+            ".node_id AND its.kind <> '",
+            $crate::codes::WS,
+            "'))"
         )
     };
 }
