@@ -19,6 +19,7 @@ impl JsonText {
     /// Encodes a value; `null` if it does not encode.
     #[must_use]
     pub fn encode<T: Serialize + ?Sized>(value: &T) -> Self {
+        // Only a map whose keys are not strings does not encode.
         Self(serde_json::value::to_raw_value(value).unwrap_or_default().into())
     }
 
@@ -67,12 +68,14 @@ impl JsonText {
     /// Returns the entries of an object, none of anything else.
     #[must_use]
     pub fn entries(&self) -> JsonEntries {
+        // Only a text that is not an object fails.
         serde_json::from_str(self.get()).unwrap_or_default()
     }
 
     /// Parses the value. Only for values with a small bound.
     #[must_use]
     pub fn to_value(&self) -> Value {
+        // The text was checked, so it parses.
         serde_json::from_str(self.get()).unwrap_or_default()
     }
 }

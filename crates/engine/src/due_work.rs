@@ -46,7 +46,7 @@ impl Default for DueWork {
 }
 
 impl DueWork {
-    /// Has the reads ask for work of a kind, at least every so often.
+    /// Includes work of a kind in the reads, and makes them at least every `every`.
     #[must_use]
     pub fn watch(&self, kind: WorkKind, every: Duration) -> WorkWatch {
         self.wanted.send_modify(|wanted| {
@@ -123,10 +123,10 @@ pub(crate) async fn run(engine: Weak<Inner>) {
     let Some(mut wanted) = engine.upgrade().map(|inner| inner.due_work.wanted.subscribe()) else { return };
     let mut is_failing = false;
     loop {
-        let Ok(every) = wanted.wait_for(|wanted| wanted.every.is_some()).await.map(|wanted| wanted.every) else {
+        let Ok(Some(every)) = wanted.wait_for(|wanted| wanted.every.is_some()).await.map(|wanted| wanted.every) else {
             return;
         };
-        tokio::time::sleep(every.unwrap_or_default()).await;
+        tokio::time::sleep(every).await;
         let Some(inner) = engine.upgrade() else { return };
         let kinds = wanted.borrow().kinds.clone();
         match inner.due_work.record_read(inner.core.store.due_work(&kinds)).await {

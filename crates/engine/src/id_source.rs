@@ -101,6 +101,7 @@ impl IdSource {
 
 #[expect(clippy::disallowed_methods, reason = "the one reading that is synchronized with Postgres")]
 fn own_clock_ms() -> i64 {
+    // A clock before 1970 counts as 1970: the offset to Postgres' clock makes up for it.
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

@@ -37,6 +37,15 @@ where
     name.parse().map_err(|source| sqlx::Error::ColumnDecode { index: column.to_owned(), source: Box::new(source) })
 }
 
+/// Converts a stored number into a count. A negative one is corrupt.
+pub(crate) fn to_count<T, N>(column: &str, stored: N) -> sqlx::Result<T>
+where
+    T: TryFrom<N, Error: Error + Send + Sync + 'static>,
+{
+    T::try_from(stored)
+        .map_err(|source| sqlx::Error::ColumnDecode { index: column.to_owned(), source: Box::new(source) })
+}
+
 /// Decodes a `json` column without parsing it.
 pub(crate) fn json_text(row: &PgRow, column: &str) -> sqlx::Result<Option<JsonText>> {
     let text: Option<Json<Box<RawValue>>> = row.try_get(column)?;

@@ -63,6 +63,7 @@ impl Mailboxes {
         let store = &self.core.store;
         let mut found = store.beginnings_of_texts(scope, &texts.cut, BEGINNING_CHARS).await?;
         found.extend(store.message_texts(scope, &texts.whole).await?);
+        // A message that was removed since the rows were read has no text.
         for row in mentions {
             row.text = found.get(&row.message_id).cloned().unwrap_or_default();
         }

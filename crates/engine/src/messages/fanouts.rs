@@ -101,6 +101,7 @@ impl OpenedFanout {
     fn publish(&self, engine: &Engine, batch: BatchId, chunk: WrittenChunk) -> oneshot::Receiver<Infallible> {
         note_written(engine, self.send.scope(), &chunk);
         let (recipients, rows): (Vec<NewRecipient>, Vec<WrittenDelivery>) = chunk.deliveries.into_iter().unzip();
+        // A chunk's recipients are some of those with which the record was written, so each has its name.
         let names = recipients.iter().map(|to| self.names.get(&to.agent_id).cloned().unwrap_or_default()).collect();
         let send = self.send.with_recipients(recipients, names, rows);
         let (ended, end) = oneshot::channel();

@@ -125,7 +125,7 @@ impl Messages {
     /// When there is no such message for this caller.
     pub async fn thread(&self, caller: &Credential, id: &str, page: MessagePage) -> EngineResult<Parts<ListedMessage>> {
         let parent = self.visible_head(caller, id).await?;
-        let mut listed = vec![(parent.message_id, parent.content_bytes())];
+        let mut listed = vec![(parent.message_id, parent.content_bytes)];
         if parent.thread_id.is_none() {
             let filters = &caller.view().filters;
             listed.append(&mut self.core.store.replies(caller.scope(), parent.message_id, page, filters).await?);
@@ -141,7 +141,7 @@ impl Messages {
     /// When there is no such message for this caller.
     pub async fn message(&self, caller: &Credential, id: &str) -> EngineResult<(ListedMessage, ByteLease)> {
         let head = self.visible_head(caller, id).await?;
-        let memory = self.core.reserve_answer(caller.scope(), head.content_bytes()).await?;
+        let memory = self.core.reserve_answer(caller.scope(), head.content_bytes).await?;
         Ok((self.read_message(caller.scope(), head.message_id).await?, memory))
     }
 

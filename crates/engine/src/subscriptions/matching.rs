@@ -26,6 +26,7 @@ pub(super) fn event_data(event: &Event, message: Option<&Message>) -> JsonEntrie
         EventBody::Message(id) => match message {
             // The recipient of a direct message follows from the conversation; a subscription is no mailbox.
             Some(message) => {
+                // The payload was encoded by `relay_wire` and always has `data`.
                 let read: Option<Payload> = serde_json::from_str(payload::payload(message, "").get()).ok();
                 let mut data = read.map(|payload| payload.data).unwrap_or_default();
                 data.retain(|key| key != "to");

@@ -258,13 +258,9 @@ impl Store {
 
     /// Returns the lag of the expiry loop.
     pub async fn expiry_lag(&self, now: DateTime<Utc>) -> StoreResult<Duration> {
-        let until: Option<String> = sqlx::query_scalar("SELECT value ->> 'until' FROM loop_state WHERE loop = $1")
-            .bind(ExpiryPass::First.name())
-            .fetch_optional(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("measuring the expiry loop's lag"))?
-            .flatten();
-        let until = until.and_then(|text| text.parse::<DateTime<Utc>>().ok()).unwrap_or(now);
+        let scanned = read_state::<ScanPosition>(&self.pool, ExpiryPass::First.name()).await?;
+        // Before the first step there is no lag.
+        let until = scanned.map_or(now, |scanned| scanned.until);
         // A pass that ended after `now` was read has no lag.
         Ok((now - until).to_std().unwrap_or_default())
     }

@@ -17,7 +17,7 @@ use crate::{
     Store, StoreError, StoreResult,
     actions::outcomes::OutcomeFacts,
     codes::{ACTION_RESULT_SOURCE, MESSAGE_SOURCE},
-    decode::{decode_row, decode_rows, json_text},
+    decode::{decode_row, decode_rows, json_text, to_count},
     messages::{
         days::{day_of, day_of_id},
         row::MessageRow,
@@ -338,7 +338,7 @@ impl FromRow<'_, PgRow> for StoredDeliveryRow {
         let kind: SourceKind = row.try_get("source_kind")?;
         let bytes: Option<i32> = row.try_get("content_bytes")?;
         let content = match bytes {
-            Some(bytes) => Content::Unread { kind, bytes: usize::try_from(bytes).unwrap_or(0) },
+            Some(bytes) => Content::Unread { kind, bytes: to_count("content_bytes", bytes)? },
             None => Content::Dropped,
         };
         Ok(Self(StoredDelivery {

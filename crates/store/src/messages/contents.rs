@@ -10,7 +10,7 @@ use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
-    decode::{decode_row, json_text},
+    decode::{decode_row, json_text, to_count},
     messages::days::{MESSAGES_BY_KEY, day_of_id},
 };
 
@@ -20,7 +20,9 @@ pub(crate) struct SizedRow<T>(pub(crate) T, pub(crate) usize);
 impl<'r, T: FromRow<'r, PgRow>> FromRow<'r, PgRow> for SizedRow<T> {
     fn from_row(row: &'r PgRow) -> sqlx::Result<Self> {
         let bytes: Option<i64> = row.try_get("content_bytes")?;
-        Ok(Self(T::from_row(row)?, usize::try_from(bytes.unwrap_or(0)).unwrap_or(0)))
+        // A row without contents has no size.
+        let bytes = bytes.map(|bytes| to_count("content_bytes", bytes)).transpose()?.unwrap_or(0);
+        Ok(Self(T::from_row(row)?, bytes))
     }
 }
 

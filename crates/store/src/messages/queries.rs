@@ -45,16 +45,11 @@ pub struct MessageHead {
     pub thread_id: Option<MessageId>,
     pub created_at: DateTime<Utc>,
     /// Upper bound of the bytes of its contents.
-    content_bytes: i64,
+    #[sqlx(try_from = "i64")]
+    pub content_bytes: usize,
 }
 
 impl MessageHead {
-    /// Upper bound of the bytes of its contents.
-    #[must_use]
-    pub fn content_bytes(&self) -> usize {
-        usize::try_from(self.content_bytes).unwrap_or(0)
-    }
-
     /// Returns the properties that decide which observers see the message.
     #[must_use]
     pub fn facts(&self) -> MessageFacts<'_> {

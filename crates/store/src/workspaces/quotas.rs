@@ -7,7 +7,10 @@ use relay_domain::{
 };
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult, decode::decode_row};
+use crate::{
+    Store, StoreError, StoreResult,
+    decode::{decode_row, to_count},
+};
 
 /// Plan and limits of a workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,12 +63,7 @@ fn optional_count(row: &PgRow, column: &str) -> sqlx::Result<Option<u32>> {
 }
 
 fn required_count(row: &PgRow, column: &str) -> sqlx::Result<u32> {
-    to_count(column, row.try_get(column)?)
-}
-
-fn to_count(column: &str, stored: i32) -> sqlx::Result<u32> {
-    u32::try_from(stored)
-        .map_err(|error| sqlx::Error::ColumnDecode { index: column.to_owned(), source: Box::new(error) })
+    to_count(column, row.try_get::<i32, _>(column)?)
 }
 
 const OVERRIDE_COLUMNS: &str = "requests_per_minute, agents, channels, nodes, webhooks, subscriptions, observer_tokens, file_bytes, child_workspaces";

@@ -392,7 +392,7 @@ struct Reply<'a, T> {
     data: &'a T,
 }
 
-/// Encodes an `error` frame.
+/// Encodes an `error` frame. The id is empty if the request had none.
 #[must_use]
 pub fn encode_error(id: Option<&str>, code: &str, message: &str) -> String {
     json!({ "v": 1, "id": id.unwrap_or_default(), "type": "error", "ok": false, "code": code, "message": message })
@@ -406,7 +406,7 @@ pub fn encode_context_update(topic: &str, event: &str, agent_ids: &[String], dat
         .to_string()
 }
 
-/// Encodes the `delivery.accepted` that precedes the first `deliver` of a row to a direct node. Ids need no escaping.
+/// Encodes the `delivery.accepted` before the first `deliver` of a row, `del_<message>_<agent>`, to a direct node.
 #[must_use]
 pub fn encode_delivery_accepted(agent: AgentId, delivery_id: &str) -> String {
     let message_id = delivery_id.split('_').nth(1).unwrap_or_default();

@@ -61,6 +61,7 @@ pub async fn get(
 }
 
 fn to_unread_conversation(place: UnreadChannel, client: OriginClient) -> Option<wire::UnreadConversation> {
+    // Author and time are those of the newest message, which a conversation with unread messages has.
     let unread = place.unread;
     let last_message = unread.newest_id.map(|id| {
         let text = place.newest_text;
