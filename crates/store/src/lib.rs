@@ -1,4 +1,4 @@
-//! All SQL of the service, over one Postgres. Called by `relay-engine`.
+//! All SQL of the service, over one Postgres. Called by `relay-engine` and `relay-admin`.
 //!
 //! Functions are single steps: they take a [`WorkspaceScope`](relay_domain::WorkspaceScope) and plain values, and
 //! return plain values or an outcome. A lost race is an outcome and an absent row is `None`.

@@ -1,5 +1,5 @@
 //! Endpoints of http_push nodes: their call settings and their health, which all workers share. Main type:
-//! [`EndpointRow`]; called by the worker's dispatcher.
+//! [`EndpointRow`]; called by `relay_engine::push`.
 
 use const_format::formatcp;
 use std::time::Duration;
