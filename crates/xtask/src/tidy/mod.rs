@@ -1,9 +1,20 @@
 //! `cargo xtask tidy`: the rules of docs/ and style that a machine can check. Each failure says where and why.
+//!
+//! Other checks compare each generated file with its source, because that takes a build or a server:
+//!
+//! | file | compared by |
+//! |---|---|
+//! | `docs/openapi.json` | unit test of the gateway (`openapi/mod.rs`) |
+//! | `docs/schema.md` | `crates/store/tests/schema/` |
+//! | commands in `docs/operations/relayctl.md` and other pages | unit test of relayctl (`docs.rs`) |
+//! | snapshots, dashboards and table of values of the chart | `cargo xtask chart` (`helm/tests/`) |
+//! | `crates/workspace-hack/Cargo.toml` | [`features::check`], which runs here |
 
 mod boundaries;
 mod cycles;
 mod dependencies;
 mod folders;
+mod generated;
 mod identifiers;
 mod length;
 mod migrations;
@@ -35,6 +46,7 @@ pub(crate) fn run() -> Result<()> {
         cycles::check,
         dependencies::check,
         folders::check,
+        generated::check,
         identifiers::check,
         length::check,
         migrations::check,
