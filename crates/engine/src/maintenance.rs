@@ -41,7 +41,7 @@ const ATTEMPT_DAYS: u32 = 7;
 /// Days of usage by the minute, not counting today: a quarter of a year can be billed.
 const USAGE_DAYS: u32 = 92;
 const COMPACTION_PAGE: i64 = 2000;
-const PRUNED_AT_ONCE: i64 = 1000;
+const PRUNE_BATCH_SIZE: i64 = 1000;
 /// Idempotency keys replay their response for a day.
 const IDEMPOTENCY_KEYS_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// A batch with an unknown commit outcome is submitted again within seconds; 15 minutes are ample.
@@ -49,7 +49,7 @@ const PUBLISHED_BATCHES_KEPT: Duration = Duration::from_secs(15 * 60);
 /// Records of the change feed. A reader whose last read is older compares everything instead.
 pub const CHANGES_KEPT: Duration = Duration::from_secs(10 * 60);
 /// A record is small and has one index: ten times as many as other rows cost as much.
-const CHANGES_PRUNED_AT_ONCE: i64 = 10_000;
+const CHANGES_BATCH_SIZE: i64 = 10_000;
 /// Session events are for debugging of recent sessions.
 const SESSION_EVENTS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// A deleted file is reported as deleted for this long.
@@ -120,27 +120,27 @@ pub async fn compact_settlements(engine: &Engine) -> EngineResult<TickOutcome> {
 /// Removes old rows, renews observer tokens, and re-encrypts secrets of former keys.
 pub async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
     let store = engine.store();
-    let keys = store.prune_idempotency_keys(IDEMPOTENCY_KEYS_KEPT, PRUNED_AT_ONCE).await?;
-    let batches = store.prune_outbox(PUBLISHED_BATCHES_KEPT, PRUNED_AT_ONCE).await?;
-    let changes = store.prune_changes(CHANGES_KEPT, CHANGES_PRUNED_AT_ONCE).await?;
+    let keys = store.prune_idempotency_keys(IDEMPOTENCY_KEYS_KEPT, PRUNE_BATCH_SIZE).await?;
+    let batches = store.prune_outbox(PUBLISHED_BATCHES_KEPT, PRUNE_BATCH_SIZE).await?;
+    let changes = store.prune_changes(CHANGES_KEPT, CHANGES_BATCH_SIZE).await?;
     let workers = store.prune_worker_ids(WORKER_IDS_KEPT).await?;
     let this_minute = engine.now().timestamp().div_euclid(WINDOW_SECONDS);
-    let budgets = store.prune_rate_limits(this_minute - MINUTES_KEPT, PRUNED_AT_ONCE).await?;
-    let events = store.prune_events(retention.workspace_events.into(), PRUNED_AT_ONCE).await?;
-    let reports = store.prune_session_events(SESSION_EVENTS_KEPT, PRUNED_AT_ONCE).await?;
-    let files = store.prune_files(DELETED_FILES_KEPT, PRUNED_AT_ONCE).await?;
-    let invocations = store.prune_invocations(INVOCATIONS_KEPT, PRUNED_AT_ONCE).await?;
-    let tokens = store.prune_observer_tokens(REVOKED_TOKENS_KEPT, PRUNED_AT_ONCE).await?;
-    let renewed = store.renew_observer_tokens(TOKENS_RENEWED_BEFORE, PRUNED_AT_ONCE).await?;
-    let called = store.prune_subscription_deliveries(calls_kept(retention), PRUNED_AT_ONCE).await?;
-    let bodies = store.prune_subscription_bodies(calls_kept(retention), PRUNED_AT_ONCE).await?;
-    let redrives = store.prune_redrives(REDRIVES_KEPT, PRUNED_AT_ONCE).await?;
-    let claims = store.prune_claims(CLAIMS_KEPT, PRUNED_AT_ONCE).await?;
-    let edits = store.prune_message_edits(edits_kept(retention), PRUNED_AT_ONCE).await?;
+    let budgets = store.prune_rate_limits(this_minute - MINUTES_KEPT, PRUNE_BATCH_SIZE).await?;
+    let events = store.prune_events(retention.workspace_events.into(), PRUNE_BATCH_SIZE).await?;
+    let reports = store.prune_session_events(SESSION_EVENTS_KEPT, PRUNE_BATCH_SIZE).await?;
+    let files = store.prune_files(DELETED_FILES_KEPT, PRUNE_BATCH_SIZE).await?;
+    let invocations = store.prune_invocations(INVOCATIONS_KEPT, PRUNE_BATCH_SIZE).await?;
+    let tokens = store.prune_observer_tokens(REVOKED_TOKENS_KEPT, PRUNE_BATCH_SIZE).await?;
+    let renewed = store.renew_observer_tokens(TOKENS_RENEWED_BEFORE, PRUNE_BATCH_SIZE).await?;
+    let called = store.prune_subscription_deliveries(calls_kept(retention), PRUNE_BATCH_SIZE).await?;
+    let bodies = store.prune_subscription_bodies(calls_kept(retention), PRUNE_BATCH_SIZE).await?;
+    let redrives = store.prune_redrives(REDRIVES_KEPT, PRUNE_BATCH_SIZE).await?;
+    let claims = store.prune_claims(CLAIMS_KEPT, PRUNE_BATCH_SIZE).await?;
+    let edits = store.prune_message_edits(edits_kept(retention), PRUNE_BATCH_SIZE).await?;
     let (sealed, more_sealed) = reencryption::reencrypt_step(engine).await?;
     // Deliveries refer to messages, and a redrive on their last day lives for six more.
     let least_days = i32::try_from(retention.delivery_days + 6).unwrap_or(i32::MAX);
-    let messages = store.prune_old_messages(engine.now().date_naive(), least_days, PRUNED_AT_ONCE).await?;
+    let messages = store.prune_old_messages(engine.now().date_naive(), least_days, PRUNE_BATCH_SIZE).await?;
     let done = [
         keys,
         batches,
@@ -157,9 +157,11 @@ pub async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<T
         edits,
         renewed,
     ];
-    let more_changes = changes >= CHANGES_PRUNED_AT_ONCE.unsigned_abs();
-    let more =
-        more_sealed || more_changes || messages.more || done.iter().any(|done| *done >= PRUNED_AT_ONCE.unsigned_abs());
+    let more_changes = changes >= CHANGES_BATCH_SIZE.unsigned_abs();
+    let more = more_sealed
+        || more_changes
+        || messages.more
+        || done.iter().any(|done| *done >= PRUNE_BATCH_SIZE.unsigned_abs());
     Ok(TickOutcome {
         worked: workers + sealed + messages.removed + changes + done.iter().sum::<u64>(),
         more,

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{QueueResult, call, destinations::Destinations};
 
-const PENDING_AT_ONCE: i64 = 50;
+const PENDING_BATCH_SIZE: i64 = 50;
 /// A subscription is released after this long, so that others get the permit.
 const MAX_SERVE_TIME: Duration = Duration::from_secs(10);
 /// Pause of a subscription whose secrets cannot be used here: another worker may have the key.
@@ -69,7 +69,7 @@ async fn serve_leased<Q: SubscriptionQueue>(
     let is_over = || stop.is_cancelled() || began.elapsed() >= MAX_SERVE_TIME;
     loop {
         // Queued events first: new ones are matched only when all earlier ones have been sent.
-        let (pending, memory) = queue.pending(leased, PENDING_AT_ONCE).await?;
+        let (pending, memory) = queue.pending(leased, PENDING_BATCH_SIZE).await?;
         if pending.is_empty() {
             // Matching reserves memory of its own, for which no other may be held.
             drop(memory);

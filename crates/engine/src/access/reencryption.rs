@@ -8,7 +8,7 @@ use relay_store::{
 use crate::{Engine, EngineResult, access::secrets::Secrets, push, subscriptions::definitions};
 
 /// Rows per step.
-const AT_ONCE: i64 = 500;
+const BATCH_SIZE: i64 = 500;
 
 /// Re-encrypts secrets with the first key; the former keys can be removed when none are left. Returns their number, and
 /// true if more may be left.
@@ -18,7 +18,7 @@ pub(crate) async fn reencrypt_step(engine: &Engine) -> EngineResult<(u64, bool)>
     if former.is_empty() {
         return Ok((0, false));
     }
-    let rows = engine.store().secrets_encrypted_with(&former, AT_ONCE).await?;
+    let rows = engine.store().secrets_encrypted_with(&former, BATCH_SIZE).await?;
     let mut done = 0;
     for row in &rows {
         match reencrypt(secrets, row)? {
@@ -31,7 +31,7 @@ pub(crate) async fn reencrypt_step(engine: &Engine) -> EngineResult<(u64, bool)>
     if done > 0 {
         tracing::info!(secrets = done, "secrets were re-encrypted with the current key");
     }
-    Ok((done, done >= AT_ONCE.unsigned_abs()))
+    Ok((done, done >= BATCH_SIZE.unsigned_abs()))
 }
 
 /// Encrypts the secrets of a row with the first key. `None` when they cannot be decrypted.

@@ -27,7 +27,7 @@ use crate::{
     tick::TickOutcome,
 };
 
-const WORKSPACES_AT_ONCE: i64 = 16;
+const WORKSPACE_BATCH_SIZE: i64 = 16;
 /// Of them, workspaces of one family at most: half of [`CONCURRENT_SCANS`], because the family matches its patterns one
 /// at a time and its scans wait for each other.
 const WORKSPACES_OF_FAMILY: i64 = 2;
@@ -36,7 +36,7 @@ const CONCURRENT_SCANS: usize = 4;
 /// Time after which a scan leaves the rest of its events to the next: far below its claim.
 const SCAN_TIME: Duration = Duration::from_millis(500);
 /// Target number of events of each.
-const EVENTS_AT_ONCE: i64 = 200;
+const EVENT_BATCH_SIZE: i64 = 200;
 /// Time that a message waits for capacity among the open invocations of its action; other triggers of the workspace
 /// wait with it.
 const MAX_CAPACITY_WAIT: TimeDelta = TimeDelta::minutes(2);
@@ -65,7 +65,7 @@ struct ScanOutcome {
 /// Scans the new events of some workspaces. A failure in one does not affect the others: its claim expires, and then it
 /// is scanned again.
 pub async fn scan_triggers(engine: &Engine) -> EngineResult<TickOutcome> {
-    let claimed = engine.store().claim_trigger_scans(WORKSPACES_AT_ONCE, WORKSPACES_OF_FAMILY, CLAIM_SECONDS).await?;
+    let claimed = engine.store().claim_trigger_scans(WORKSPACE_BATCH_SIZE, WORKSPACES_OF_FAMILY, CLAIM_SECONDS).await?;
     let mut done = TickOutcome::default();
     let scans = claimed.into_iter().map(|part| async move { (scan_and_record(engine, &part).await, part) });
     let mut scans = futures::stream::iter(scans).buffer_unordered(CONCURRENT_SCANS);
@@ -97,7 +97,7 @@ async fn scan_and_record(engine: &Engine, part: &TriggerScan) -> EngineResult<Sc
 
 async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOutcome> {
     let through = |fired: u64, reached: EventSeq| ScanOutcome { fired, reached, waits: false };
-    let records = engine.store().events_since(part.scope, part.reached_seq, EVENTS_AT_ONCE).await?;
+    let records = engine.store().events_since(part.scope, part.reached_seq, EVENT_BATCH_SIZE).await?;
     let Some(last) = records.last() else {
         // Retention has dropped the events.
         return Ok(through(0, part.newest_seq));

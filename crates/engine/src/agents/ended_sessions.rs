@@ -5,7 +5,7 @@ use relay_store::{DeleteCondition, mailboxes::expiry::MAX_DEAD_LETTERED};
 
 use crate::{Engine, EngineError, EngineResult, error::Missing, tick::TickOutcome};
 
-const AT_ONCE: i64 = 100;
+const BATCH_SIZE: i64 = 100;
 /// Deliveries of one mailbox per step: fewer mean that it is empty.
 const PER_MAILBOX: usize = 500;
 
@@ -16,7 +16,7 @@ pub async fn settle_ended_sessions(engine: &Engine) -> EngineResult<TickOutcome>
 }
 
 async fn empty_mailboxes(engine: &Engine) -> EngineResult<TickOutcome> {
-    let orphaned = engine.store().orphaned_mailboxes(AT_ONCE).await?;
+    let orphaned = engine.store().orphaned_mailboxes(BATCH_SIZE).await?;
     if orphaned.is_empty() {
         return Ok(TickOutcome::default());
     }
@@ -35,12 +35,12 @@ async fn empty_mailboxes(engine: &Engine) -> EngineResult<TickOutcome> {
     };
     let (more, empty): (Vec<_>, Vec<_>) = orphaned.iter().copied().partition(left);
     engine.store().mark_orphaned_mailboxes_emptied(&empty).await?;
-    let more = !more.is_empty() || i64::try_from(orphaned.len()).unwrap_or(0) == AT_ONCE;
+    let more = !more.is_empty() || i64::try_from(orphaned.len()).unwrap_or(0) == BATCH_SIZE;
     Ok(TickOutcome { worked: dead_lettered.len() as u64, more, lag: None })
 }
 
 async fn settle_releases(engine: &Engine) -> EngineResult<TickOutcome> {
-    let settled = engine.store().settled_releases(AT_ONCE).await?;
+    let settled = engine.store().settled_releases(BATCH_SIZE).await?;
     for release in &settled {
         if let (true, Some(name)) = (release.deletes, &release.agent_name) {
             let condition = DeleteCondition {
@@ -59,6 +59,6 @@ async fn settle_releases(engine: &Engine) -> EngineResult<TickOutcome> {
         }
         engine.store().delete_release(release.scope, release.invocation).await?;
     }
-    let more = i64::try_from(settled.len()).unwrap_or(0) == AT_ONCE;
+    let more = i64::try_from(settled.len()).unwrap_or(0) == BATCH_SIZE;
     Ok(TickOutcome { worked: settled.len() as u64, more, lag: None })
 }

@@ -11,7 +11,7 @@ use relay_store::{
 use super::Mailboxes;
 use crate::{Engine, EngineResult, hints::AgentNotices, tick::TickOutcome};
 
-const DELETED_AT_ONCE: i64 = 100;
+const DELETED_AGENTS_BATCH_SIZE: i64 = 100;
 
 /// Runs one step of each pass, then dead-letters the deliveries of deleted agents.
 pub async fn expire_due_deliveries(engine: &Engine) -> EngineResult<TickOutcome> {
@@ -25,7 +25,7 @@ pub async fn expire_due_deliveries(engine: &Engine) -> EngineResult<TickOutcome>
         ticked.worked += expired.dead_lettered.len() as u64;
         ticked.more |= expired.more;
     }
-    let deleted = engine.store().mailboxes_of_deleted_agents(DELETED_AT_ONCE).await?;
+    let deleted = engine.store().mailboxes_of_deleted_agents(DELETED_AGENTS_BATCH_SIZE).await?;
     if !deleted.is_empty() {
         ticked.worked += engine.mailboxes().dead_letter_mailboxes(&deleted, DeadLetterReason::AgentDeleted).await?;
         ticked.more = true;

@@ -20,14 +20,14 @@ use relay_tasks::byte_budget::ByteLease;
 use super::{Subscriptions, matching, readers::EventAccess};
 use crate::{EngineError, EngineResult, error::Fault, events::message_events};
 
-const EVENTS_AT_ONCE: i64 = 200;
+const EVENT_BATCH_SIZE: i64 = 200;
 /// Memory for matching one page of events: their messages, and the bodies built of them.
 const MATCH_BYTES: usize = 4 * 1024 * 1024;
 /// Bound of the messages of one page of events.
 const MESSAGE_BYTES: usize = 1024 * 1024;
 /// Bound of the bodies that are read for one subscription at a time.
 const CALL_BYTES: i64 = 256 * 1024;
-const WATCHED_AT_ONCE: i64 = 1000;
+const WATCHED_BATCH_SIZE: i64 = 1000;
 
 /// Subscription that a worker holds.
 #[derive(Debug)]
@@ -59,10 +59,10 @@ impl Subscriptions {
     pub async fn watch_deliveries(&self) -> EngineResult<()> {
         let mut after = None;
         loop {
-            let scopes = self.core.store.workspaces_with_delivery_subscriptions(after, WATCHED_AT_ONCE).await?;
+            let scopes = self.core.store.workspaces_with_delivery_subscriptions(after, WATCHED_BATCH_SIZE).await?;
             self.core.watch_events(&scopes).await?;
             after = scopes.last().copied();
-            if i64::try_from(scopes.len()).is_ok_and(|found| found < WATCHED_AT_ONCE) {
+            if i64::try_from(scopes.len()).is_ok_and(|found| found < WATCHED_BATCH_SIZE) {
                 return Ok(());
             }
         }
@@ -108,7 +108,7 @@ impl Subscriptions {
             return Ok(EventsMatched::None);
         }
         let _memory = self.core.bodies.reserve(lease.family, MATCH_BYTES).await;
-        let mut records = store.events_since(lease.scope, since, EVENTS_AT_ONCE).await?;
+        let mut records = store.events_since(lease.scope, since, EVENT_BATCH_SIZE).await?;
         // Retention may have dropped the remaining events.
         let mut last = records
             .last()

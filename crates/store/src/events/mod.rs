@@ -29,9 +29,9 @@ use crate::{
 };
 
 /// Records per read at most. A record holds all events of one transaction, so a page of events needs few.
-const RECORDS_AT_ONCE: i64 = 500;
+const MAX_BATCH_RECORDS: i64 = 500;
 /// A read ends before the record that exceeds this.
-const BYTES_AT_ONCE: i64 = 1024 * 1024;
+const MAX_BATCH_BYTES: i64 = 1024 * 1024;
 
 /// Events of one transaction and workspace, with their seqs.
 #[derive(Debug, Clone)]
@@ -345,8 +345,8 @@ impl Store {
         .bind(scope.workspace_id())
         .bind(since)
         .bind(events.max(1))
-        .bind(RECORDS_AT_ONCE)
-        .bind(BYTES_AT_ONCE)
+        .bind(MAX_BATCH_RECORDS)
+        .bind(MAX_BATCH_BYTES)
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading events"))?;

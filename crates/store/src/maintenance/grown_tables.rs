@@ -16,7 +16,7 @@ const GROWTH: i64 = 4;
 /// Pages (128 MiB) beyond which a table takes so long to grow fourfold that autovacuum is soon enough.
 const MOST_PAGES: i64 = 16_384;
 /// Tables of one turn: 2 ms for a small one, half a second for the largest. The next turn has the others.
-const TABLES_AT_ONCE: usize = 16;
+const BATCH_SIZE: usize = 16;
 
 /// A table without statistics has `relpages` 0. Reading the size opens the table, which takes memory of the connection
 /// and, the first time, 0.1 ms: large tables are left out, and the partitions of other days, which hardly grow.
@@ -53,7 +53,7 @@ impl Store {
         let AnalyzedTables(analyzed) = analyzed;
         analyzed.retain(|name, _| grown.iter().any(|(grown, _)| grown == name));
         let is_due = |(name, pages): &(String, i64)| analyzed.get(name).is_none_or(|then| *pages >= then * GROWTH);
-        let due: Vec<_> = grown.into_iter().filter(is_due).take(TABLES_AT_ONCE).collect();
+        let due: Vec<_> = grown.into_iter().filter(is_due).take(BATCH_SIZE).collect();
         let mut done = 0;
         for (name, pages) in due {
             // Noted before the attempt: one that fails, or is given up with the turn, is not repeated either.

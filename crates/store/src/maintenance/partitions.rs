@@ -15,8 +15,8 @@ use crate::{
 
 /// Rows that one statement removes, or settlements that it reads. Each takes milliseconds and holds no lock for longer;
 /// what it removed stays removed when the run is interrupted.
-const REMOVED_AT_ONCE: u64 = 5000;
-const WORKSPACES_AT_ONCE: u64 = 500;
+const REMOVAL_BATCH_SIZE: u64 = 5000;
+const WORKSPACE_BATCH_SIZE: u64 = 500;
 const SETTLEMENTS: &str = "dropped_settlements";
 
 /// Position of the removal of a partition's settlements.
@@ -156,7 +156,7 @@ impl Store {
             r#"WITH page AS MATERIALIZED (
                    SELECT workspace_id, agent_id, seq FROM delivery_exceptions
                     WHERE (workspace_id, agent_id, seq) > ($1, $2, $3)
-                    ORDER BY workspace_id, agent_id, seq LIMIT {REMOVED_AT_ONCE}
+                    ORDER BY workspace_id, agent_id, seq LIMIT {REMOVAL_BATCH_SIZE}
                ), removed AS (
                    DELETE FROM delivery_exceptions e USING page p JOIN "{partition}" d USING (workspace_id, agent_id, seq)
                     WHERE e.workspace_id = p.workspace_id AND e.agent_id = p.agent_id AND e.seq = p.seq
@@ -197,9 +197,9 @@ impl Store {
         let sessions = format!(
             "DELETE FROM session_messages WHERE ctid = ANY (ARRAY(
                  SELECT ctid FROM session_messages WHERE message_id < {first_kept_id}
-                  ORDER BY message_id LIMIT {REMOVED_AT_ONCE}))"
+                  ORDER BY message_id LIMIT {REMOVAL_BATCH_SIZE}))"
         );
-        while self.remove(&sessions, &[]).await? >= REMOVED_AT_ONCE {}
+        while self.remove(&sessions, &[]).await? >= REMOVAL_BATCH_SIZE {}
         Ok(())
     }
 
@@ -213,15 +213,15 @@ impl Store {
                  SELECT (SELECT n.workspace_id FROM {table} n WHERE n.workspace_id > w.workspace_id
                           ORDER BY n.workspace_id LIMIT 1) FROM w WHERE w.workspace_id IS NOT NULL
              )
-             SELECT workspace_id FROM w WHERE workspace_id IS NOT NULL LIMIT {WORKSPACES_AT_ONCE}"
+             SELECT workspace_id FROM w WHERE workspace_id IS NOT NULL LIMIT {WORKSPACE_BATCH_SIZE}"
         );
         let remove = format!(
             "DELETE FROM {table} WHERE ctid = ANY (ARRAY(
                  SELECT old.ctid FROM unnest($1::bigint[]) AS k (workspace_id)
                   CROSS JOIN LATERAL (SELECT t.ctid FROM {table} t
                                        WHERE t.workspace_id = k.workspace_id AND t.{column} < {first_kept}
-                                       ORDER BY t.{column} LIMIT {REMOVED_AT_ONCE}) AS old
-                  LIMIT {REMOVED_AT_ONCE}))"
+                                       ORDER BY t.{column} LIMIT {REMOVAL_BATCH_SIZE}) AS old
+                  LIMIT {REMOVAL_BATCH_SIZE}))"
         );
         let mut after = WorkspaceId::new(i64::MIN);
         loop {
@@ -232,7 +232,7 @@ impl Store {
                 .map_err(StoreError::from_sqlx("listing the workspaces of a table"))?;
             let Some(last) = workspaces.last() else { return Ok(()) };
             after = *last;
-            while self.remove(&remove, &workspaces).await? >= REMOVED_AT_ONCE {}
+            while self.remove(&remove, &workspaces).await? >= REMOVAL_BATCH_SIZE {}
         }
     }
 
