@@ -37,13 +37,12 @@ impl EgressConfig {
     }
 }
 
-/// Boolean setting, `on` or `off`.
+/// Boolean setting, `on` or `off`, of this crate and of programs that use it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Switch {
-    /// The setting is on.
+    // No doc comments: clap would show them as help.
     #[default]
     On,
-    /// The setting is off.
     Off,
 }
 

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+pub use relay_egress::Switch;
 use relay_store::{DatabaseAddress, Pooler, Store};
 pub use relay_stream::NatsServers;
 
@@ -10,12 +11,6 @@ use crate::access::{
     operators::{check_issuer_url, is_loopback},
     secrets::MIN_SECRET_BYTES,
 };
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Switch {
-    On,
-    Off,
-}
 
 /// Connection to Postgres.
 #[derive(Debug, Clone, clap::Args)]
