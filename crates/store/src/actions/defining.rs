@@ -84,9 +84,9 @@ struct FormerHandler {
     new_node: Option<String>,
 }
 
-// An agent is live if it was heard of, directly or through its provider; a node if one of the providers that may handle
-// the action was. Endpoints and pollers have no connection that could be lost. The statement sees the row as it was
-// before its own update.
+// An agent is live if it was seen recently, directly or through its provider; a node if one of the providers that may
+// handle the action was. Endpoints and pollers have no connection that could be lost. The statement sees the row as it
+// was before its own update.
 const TAKE_OVER: &str = formatcp!(
     "WITH former AS (
          SELECT c.action_id, a.name AS agent, n.name AS node FROM actions c

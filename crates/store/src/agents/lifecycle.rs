@@ -142,16 +142,16 @@ struct DeletedRow {
     channels: Vec<ChannelId>,
 }
 
-/// `$heard` is the expression for when the agent's host was last heard of.
+/// `$seen` is the expression for the last heartbeat of the agent's host.
 macro_rules! agent_columns {
     () => {
-        $crate::agents::lifecycle::agent_columns!($crate::agents::presence::host_heard_at!("agents"))
+        $crate::agents::lifecycle::agent_columns!($crate::agents::presence::host_seen_at!("agents"))
     };
-    ($($heard:tt)+) => {
+    ($($seen:tt)+) => {
         concat!(
             "agent_id, name, type, persona, metadata, capabilities, status, node_id, provider, created_at,
          greatest(last_seen_at, CASE WHEN status <> 'offline' THEN ",
-            $($heard)+,
+            $($seen)+,
             " END) AS last_seen_at, spawned_by, rights,
          coalesce(CASE WHEN node_id = 'node_direct_' || agent_id
                        THEN coalesce((SELECT n.machine_id FROM nodes n WHERE n.workspace_id = agents.workspace_id
@@ -163,11 +163,11 @@ macro_rules! agent_columns {
 }
 pub(crate) use agent_columns;
 
-/// Joins the time at which an agent's provider was last heard. A join, because its results are kept for the other
+/// Joins the last heartbeat of an agent's provider. A join, because its results are kept for the other
 /// agents of the provider.
 macro_rules! joined_host {
     () => {
-        "LEFT JOIN LATERAL (SELECT max(p.last_heartbeat_at) AS heard_at FROM providers p
+        "LEFT JOIN LATERAL (SELECT max(p.last_heartbeat_at) AS seen_at FROM providers p
                              WHERE p.workspace_id = agents.workspace_id AND p.node_id = agents.node_id
                                AND p.gateway_id IS NOT NULL
                                AND p.provider = coalesce(agents.provider, p.provider)) AS host ON true"
@@ -375,7 +375,7 @@ impl Store {
     pub async fn agents(&self, scope: WorkspaceScope, agents: &[AgentId]) -> StoreResult<Vec<Agent>> {
         let rows = sqlx::query(concat!(
             "SELECT ",
-            agent_columns!("host.heard_at"),
+            agent_columns!("host.seen_at"),
             " FROM agents ",
             joined_host!(),
             " WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL ORDER BY agent_id"
@@ -392,7 +392,7 @@ impl Store {
     pub async fn agent_statuses(&self, scope: WorkspaceScope) -> StoreResult<Vec<AgentPresence>> {
         sqlx::query_as(concat!(
             "SELECT agent_id, name, status,
-                    greatest(last_seen_at, CASE WHEN status <> 'offline' THEN host.heard_at END) AS last_seen_at
+                    greatest(last_seen_at, CASE WHEN status <> 'offline' THEN host.seen_at END) AS last_seen_at
                FROM agents ",
             joined_host!(),
             " WHERE workspace_id = $1 AND deleted_at IS NULL ORDER BY agent_id LIMIT $2"

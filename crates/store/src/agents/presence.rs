@@ -33,9 +33,9 @@ pub struct SilentAgents {
 
 const SCAN_LOOP: &str = "silent_agents";
 
-/// SQL expression: when the provider that hosts an agent was last heard of; null if it is not connected. An unassigned
+/// SQL expression: last heartbeat of the provider that hosts an agent; null if it is not connected. An unassigned
 /// agent counts as hosted by every provider of its node. `$agent` names the row of `agents`.
-macro_rules! host_heard_at {
+macro_rules! host_seen_at {
     ($agent:literal) => {
         concat!(
             "(SELECT max(p.last_heartbeat_at) FROM providers p
@@ -49,9 +49,9 @@ macro_rules! host_heard_at {
         )
     };
 }
-pub(crate) use host_heard_at;
+pub(crate) use host_seen_at;
 
-/// SQL expression: when an agent was last heard of, by itself or through its provider. The heartbeats of a provider are
+/// SQL expression: when an agent was last seen, by itself or through its provider. The heartbeats of a provider are
 /// not written to its agents: thousands of rows would change because one connection is alive.
 macro_rules! last_seen_at {
     ($agent:literal) => {
@@ -61,7 +61,7 @@ macro_rules! last_seen_at {
             ".last_seen_at, CASE WHEN ",
             $agent,
             ".status <> 'offline' THEN ",
-            $crate::agents::presence::host_heard_at!($agent),
+            $crate::agents::presence::host_seen_at!($agent),
             " END)"
         )
     };
@@ -190,7 +190,7 @@ impl Store {
             LoopState::Locked(position) => position.unwrap_or(AgentPosition::START),
         };
         // Read without locks: almost all agents were seen recently, and their rows are hot. The providers of those that
-        // were not heard of themselves are read once for all of their agents.
+        // were not seen themselves are read once for all of their agents.
         let present: Vec<(WorkspaceId, AgentId, bool)> = sqlx::query_as(
             "WITH page AS MATERIALIZED (
                 SELECT workspace_id, agent_id, node_id, provider,
@@ -198,7 +198,7 @@ impl Store {
                   FROM agents
                  WHERE deleted_at IS NULL AND status <> 'offline' AND (workspace_id, agent_id) > ($1, $2)
                  ORDER BY workspace_id, agent_id LIMIT $3
-             ), heard AS MATERIALIZED (
+             ), live_providers AS MATERIALIZED (
                 SELECT p.workspace_id, p.node_id, p.provider
                   FROM (SELECT DISTINCT workspace_id, node_id FROM page WHERE is_silent) AS k
                   JOIN providers p USING (workspace_id, node_id)
@@ -206,8 +206,8 @@ impl Store {
              )
              SELECT workspace_id, agent_id, is_silent AND CASE
                         WHEN provider IS NULL
-                        THEN (workspace_id, node_id) NOT IN (SELECT workspace_id, node_id FROM heard)
-                        ELSE (workspace_id, node_id, provider) NOT IN (SELECT * FROM heard) END
+                        THEN (workspace_id, node_id) NOT IN (SELECT workspace_id, node_id FROM live_providers)
+                        ELSE (workspace_id, node_id, provider) NOT IN (SELECT * FROM live_providers) END
                FROM page ORDER BY workspace_id, agent_id",
         )
         .bind(from.workspace_id)
@@ -238,7 +238,7 @@ impl Store {
                      WHERE a.deleted_at IS NULL AND a.status <> 'offline'
                        AND a.last_seen_at < relay_now() - make_interval(secs => $3)
                        AND coalesce(",
-                host_heard_at!("a"),
+                host_seen_at!("a"),
                 " < relay_now() - make_interval(secs => $3), true)
                      ORDER BY a.workspace_id, a.agent_id FOR UPDATE OF a SKIP LOCKED
                  )

@@ -25,7 +25,7 @@ use crate::{
 const REGISTER: &str = formatcp!(
     "WITH node AS MATERIALIZED (
     SELECT node_id FROM nodes WHERE workspace_id = $1 AND node_id = $2 AND role = '{DIRECT}' FOR UPDATE
-), taken AS (
+), registered AS (
     INSERT INTO providers AS p (workspace_id, node_id, provider, instance_id, epoch, gateway_id, capabilities,
            cursor_granted, tags, version, max_agents, handlers_live, registered_at, last_heartbeat_at, requested_at)
     SELECT $1, node_id, $3, $4, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, $5, $6, $7, $8, $9, $10, $11,
@@ -39,17 +39,17 @@ const REGISTER: &str = formatcp!(
            disconnected_at = NULL, requested_at = excluded.requested_at
      WHERE NOT (p.gateway_id IS NOT NULL AND coalesce(p.requested_at > $13, false))
     RETURNING epoch
-), noted AS (
+), node_connected AS (
     UPDATE nodes SET last_connected_at = relay_now(), machine_id = coalesce($14, machine_id),
            updated_at = CASE WHEN $14 IS DISTINCT FROM machine_id AND $14 IS NOT NULL THEN relay_now() ELSE updated_at END
-     WHERE workspace_id = $1 AND node_id = $2 AND EXISTS (SELECT FROM taken)
+     WHERE workspace_id = $1 AND node_id = $2 AND EXISTS (SELECT FROM registered)
 )
-SELECT (SELECT epoch FROM taken) FROM node"
+SELECT (SELECT epoch FROM registered) FROM node"
 );
 
 // Agents are locked in one order. Several connections may name an agent.
 const MARK_ONLINE: &str = "
-WITH here AS MATERIALIZED (
+WITH connected AS MATERIALIZED (
     SELECT a.workspace_id, a.agent_id, a.name, a.status
       FROM (SELECT DISTINCT workspace_id, agent_id
               FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)) AS k
@@ -57,11 +57,11 @@ WITH here AS MATERIALIZED (
      WHERE a.deleted_at IS NULL
      ORDER BY a.workspace_id, a.agent_id FOR UPDATE OF a
 ), seen AS (
-    UPDATE agents a SET status = CASE WHEN here.status = 'offline' THEN 'active' ELSE here.status END,
+    UPDATE agents a SET status = CASE WHEN connected.status = 'offline' THEN 'active' ELSE connected.status END,
            last_seen_at = relay_now()
-      FROM here WHERE a.workspace_id = here.workspace_id AND a.agent_id = here.agent_id
+      FROM connected WHERE a.workspace_id = connected.workspace_id AND a.agent_id = connected.agent_id
 )
-SELECT workspace_id, agent_id, name FROM here WHERE status = 'offline' ORDER BY workspace_id, agent_id";
+SELECT workspace_id, agent_id, name FROM connected WHERE status = 'offline' ORDER BY workspace_id, agent_id";
 
 async fn lock_node(tx: &mut DatabaseSession, key: ProviderKey<'_>) -> StoreResult<()> {
     sqlx::query("SELECT FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE")
