@@ -107,7 +107,7 @@ impl Admin {
     /// Finds a workspace by id, or the only undeleted one of a name.
     ///
     /// # Errors
-    /// When there is none, or several have the name.
+    /// When the name is unknown, or several have it.
     pub async fn find_workspace(&self, id_or_name: &str) -> EngineResult<WorkspaceScope> {
         if let Ok(scope) = id_or_name.parse().map(WorkspaceScope::from_engine_row)
             && self.store.is_deleted(scope).await?.is_some()

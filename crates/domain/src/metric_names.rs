@@ -96,7 +96,7 @@ pub const DESTINATION_DEFERRALS: &str = "relay_destination_deferrals_total";
 pub const TOKEN_LOOKUPS: &str = "relay_token_lookups_total";
 /// Requests refused by a rate limit. Counter; label `by`: workspace, caller or address.
 pub const REQUESTS_LIMITED: &str = "relay_requests_limited_total";
-/// Batches of rate limit units acquired from Postgres. Counter.
+/// Batches of rate limit units leased from Postgres. Counter.
 pub const RATE_LIMIT_ACQUISITIONS: &str = "relay_budget_takings_total";
 /// HTTP requests answered. Counter; labels `method`, `route` (the template), `status`.
 pub const HTTP_REQUESTS: &str = "relay_http_requests_total";

@@ -15,7 +15,7 @@ pub(crate) struct DebouncedNotes<K, N> {
 }
 
 impl<K: Eq + Hash + Send + Sync + 'static, N> DebouncedNotes<K, N> {
-    /// Creates the sender, which remembers so many subjects, and the queue of the notes.
+    /// Creates the sender, which remembers up to `max_remembered` subjects, and the queue of the notes.
     pub(crate) fn new(config: QueueConfig<N>, max_remembered: u64) -> (Self, Batches<N>) {
         let (notes, batches) = queue(config);
         let noted = Cache::builder().max_capacity(max_remembered).time_to_live(DEBOUNCE).build();

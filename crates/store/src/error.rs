@@ -29,7 +29,7 @@ pub enum StoreError {
     /// Postgres rejected the data or the statement.
     #[error("postgres refused {doing}")]
     Refused { doing: &'static str, source: sqlx::Error },
-    /// A stored value is none that its column may hold. Only an operator can repair the row.
+    /// A stored value is invalid for its column. Only an operator can repair the row.
     #[error("corrupt value in {table}.{column}, row {row}")]
     Corrupt {
         /// First table that the statement reads (the column may come from a joined one), or the operation.

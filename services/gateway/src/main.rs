@@ -195,7 +195,7 @@ async fn serve_requests(listener: TcpListener, state: AppState, shutdown: Shutdo
     }
 }
 
-/// Answers one request of a connection, or fails to close it without a status.
+/// Answers one request of a connection. An error closes the connection without a status.
 async fn answer(
     router: Router,
     admission: Arc<Admission>,

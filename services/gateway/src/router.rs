@@ -89,7 +89,7 @@ fn agent_routes() -> Router<AppState> {
         .route("/v1/agents/spawn", post(spawn::spawn))
         .route("/v1/agents/release", post(spawn::release))
         .route("/v1/agents/release-exact", post(spawn::release_exact))
-        // Clients probe for siblings of this path: they must hear 404 `not_found`, not 405.
+        // Clients probe for siblings of this path: they must get 404 `not_found`, not 405.
         .route(
             "/v1/agents/{name}",
             get(agents::get).patch(agents::update).delete(agents::delete).post(middleware::fallback),

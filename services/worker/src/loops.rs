@@ -32,21 +32,21 @@ pub(crate) const TICK_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) enum Loop {
     /// Publishes commit batches that their gateway did not.
     OutboxRelay,
-    /// Dead-letters deliveries whose time is up.
+    /// Dead-letters deliveries whose TTL has passed.
     Expiry,
     /// Disconnects providers that went silent.
     Liveness,
-    /// Marks agents offline that have not been heard of for long.
+    /// Marks silent agents offline.
     Presence,
     /// Removes the objects of files that are no longer needed.
     Files,
     /// Moves invocations of lost or silent nodes on.
     Invocations,
-    /// Disconnects the providers of gateways whose lease is gone.
+    /// Disconnects the providers of gateways whose lease expired.
     ExpiredGateways,
     /// Makes partitions ahead of time and drops those past their retention.
     Partitions,
-    /// Removes exceptions that the ack floor has made redundant.
+    /// Removes settlements that the ack floor has made redundant.
     Compaction,
     /// Removes old keys, published batches, expired leases and surplus events, and re-encrypts secrets of former keys.
     Pruning,
@@ -64,7 +64,7 @@ pub(crate) enum Loop {
     PushSweep,
     /// Invokes actions for messages that match triggers.
     Triggers,
-    /// Empties the mailboxes of ended sessions, and deletes agents that were released for good.
+    /// Empties the mailboxes of ended sessions, and deletes agents that were released permanently.
     Sessions,
     /// Aggregates usage by the minute.
     Usage,

@@ -24,7 +24,7 @@ pub const MAX_CHECK_COST: u64 = 1_000_000;
 /// Maximum nesting of one check; deeper means that references lead back without progress.
 const MAX_DEPTH: usize = 256;
 
-/// Why a schema is refused.
+/// Reason for which a schema is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaProblem {
     /// References multiply its subschemas, or it has too many.

@@ -213,11 +213,11 @@ impl Lease {
 
     /// Records that the row granted `got` of `wanted` units for `window`, and that all gateways have acquired
     /// `acquired_by_all`.
-    pub fn record_acquired(&mut self, window: i64, wanted: u32, got: u32, taken_by_all: u32) {
+    pub fn record_acquired(&mut self, window: i64, wanted: u32, got: u32, acquired_by_all: u32) {
         // An answer for an earlier window is obsolete.
         if window == self.window {
             self.acquired = self.acquired.saturating_add(got);
-            self.acquired_by_all = taken_by_all;
+            self.acquired_by_all = acquired_by_all;
             self.exhausted = got < wanted;
         }
     }

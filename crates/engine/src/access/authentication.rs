@@ -68,11 +68,11 @@ impl Access {
         let kind = TokenKind::from_prefix(token).ok_or(EngineError::Unauthenticated(BadCredential::TokenFormat))?;
         if kind == TokenKind::Observer {
             let access = self.observers.authenticate(token).await?;
-            self.suspensions.refuse(access.scope)?;
+            self.suspensions.check_not_suspended(access.scope)?;
             return Ok(Credential::Observer(access));
         }
         let credential = self.tokens.cached_credential(kind, TokenHash::from_token(token)).await?;
-        self.suspensions.refuse(credential.scope())?;
+        self.suspensions.check_not_suspended(credential.scope())?;
         if let Credential::Agent(agent) = &credential {
             self.seen.note(agent.scope, agent.agent_id, self.core.now());
         }

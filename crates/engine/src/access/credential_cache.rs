@@ -53,7 +53,7 @@ pub(crate) struct CredentialCache {
 }
 
 impl CredentialCache {
-    /// Creates a cache that serves a credential for so long.
+    /// Creates a cache that serves a credential for `cached_for`.
     pub(crate) fn new(cached_for: Duration) -> Self {
         Self {
             credentials: Cache::builder().max_capacity(MAX_CREDENTIALS).time_to_live(cached_for).build(),

@@ -186,7 +186,7 @@ impl Actions {
     /// Deletes an action. Its open invocations fail.
     ///
     /// # Errors
-    /// When there is none of that name, or the caller is neither its handler nor holds the workspace key.
+    /// When the name is unknown, or the caller is neither its handler nor holds the workspace key.
     pub async fn delete(&self, caller: &Credential, name: &str) -> EngineResult<()> {
         let scope = caller.scope();
         let row = self.core.store.action(scope, name).await?.ok_or(EngineError::NotFound(Missing::Action))?;

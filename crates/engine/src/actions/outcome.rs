@@ -44,7 +44,7 @@ impl Actions {
     /// Finds an invocation of an action.
     ///
     /// # Errors
-    /// When there is none of that id and action, or the caller neither called nor handles it.
+    /// When the action has no such invocation, or the caller neither called nor handles it.
     pub async fn invocation(&self, caller: &Credential, action: &str, id: InvocationId) -> EngineResult<Invocation> {
         let row = self.find_invocation(caller.scope(), action, id).await?;
         let read = Operation::ReadInvocation { caller: row.caller_id, handler: row.handler_agent_id };

@@ -90,7 +90,7 @@ impl Actions {
     /// Changes a trigger.
     ///
     /// # Errors
-    /// When there is none of that id, it is not the caller's, the caller may not invoke the new action itself, or a
+    /// When the id is unknown, it is not the caller's, the caller may not invoke the new action itself, or a
     /// field is out of bounds.
     pub async fn update_trigger(
         &self,
@@ -122,7 +122,7 @@ impl Actions {
     /// Deletes a trigger. Its open invocations continue.
     ///
     /// # Errors
-    /// When there is none of that id, or it is not the caller's.
+    /// When the id is unknown, or it is not the caller's.
     pub async fn delete_trigger(&self, caller: &Credential, id: TriggerId) -> EngineResult<()> {
         let trigger = self.trigger(caller.scope(), id).await?;
         self.core.authorize(caller, Operation::ManageTrigger { creator: trigger.created_by }).await?;

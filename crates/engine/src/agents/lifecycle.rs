@@ -216,7 +216,7 @@ impl Agents {
     /// Finds an agent by name if the caller may see it.
     ///
     /// # Errors
-    /// When there is none for this caller.
+    /// When the name is unknown or not visible to this caller.
     pub(crate) async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<Agent> {
         let agent = self.by_name(caller.scope(), name).await?;
         if caller.view().sees_author(Some(agent.id)) {
@@ -229,7 +229,7 @@ impl Agents {
     /// Finds an agent, with those of its channels, actions and deliveries that the caller may see.
     ///
     /// # Errors
-    /// When there is none for this caller.
+    /// When the name is unknown or not visible to this caller.
     pub async fn details(&self, caller: &Credential, agent: AgentKey<'_>) -> EngineResult<AgentDetails> {
         let view = caller.view();
         let reader = match caller {
@@ -261,7 +261,7 @@ impl Agents {
     /// Changes an agent.
     ///
     /// # Errors
-    /// When there is none of that name or a field is out of bounds.
+    /// When the name is unknown or a field is out of bounds.
     pub async fn update(&self, scope: WorkspaceScope, name: &str, change: &ChangeAgent) -> EngineResult<Agent> {
         if let Some(Some(persona)) = &change.persona {
             check_length("persona", persona, MAX_PERSONA_BYTES)?;
@@ -300,7 +300,7 @@ impl Agents {
     /// Deletes an agent. Its tokens are revoked and its memberships removed when this returns; its name is free.
     ///
     /// # Errors
-    /// When there is none of that name, or the caller has not spawned it.
+    /// When the name is unknown, or the caller has not spawned it.
     pub async fn delete(&self, caller: &Credential, name: &str) -> EngineResult<()> {
         let agent = self.by_name(caller.scope(), name).await?;
         self.core.authorize(caller, Operation::Delete { spawned_by: agent.spawned_by }).await?;
@@ -311,7 +311,7 @@ impl Agents {
     /// Deletes an agent that meets conditions.
     ///
     /// # Errors
-    /// When there is none of that name, or it does not meet them.
+    /// When the name is unknown, or it does not meet them.
     pub(crate) async fn delete_if(
         &self,
         scope: WorkspaceScope,

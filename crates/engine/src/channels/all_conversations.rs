@@ -54,7 +54,7 @@ impl Channels {
     /// Lists the messages of any conversation, newest first, and the `before` of the next page if there is one.
     ///
     /// # Errors
-    /// When there is none of that id for the caller.
+    /// When the id is unknown or not visible to the caller.
     pub async fn any_conversation_messages(
         &self,
         caller: &Credential,

@@ -76,7 +76,7 @@ impl Channels {
     /// Returns a conversation that the caller takes part in.
     ///
     /// # Errors
-    /// When there is none of that id, or the caller takes no part in it.
+    /// When the id is unknown, or the caller takes no part in it.
     pub async fn own_conversation(&self, caller: &AgentCaller, id: &str) -> EngineResult<Conversation> {
         let row = self
             .core
@@ -100,7 +100,7 @@ impl Channels {
     /// Lists the messages of a conversation that the caller takes part in, newest first.
     ///
     /// # Errors
-    /// When there is none of that id, or the caller takes no part in it.
+    /// When the id is unknown, or the caller takes no part in it.
     pub async fn conversation_messages(
         &self,
         caller: &AgentCaller,

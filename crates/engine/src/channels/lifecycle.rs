@@ -120,7 +120,7 @@ impl Channels {
     /// Finds a channel by name if the caller may see it.
     ///
     /// # Errors
-    /// When there is none for this caller.
+    /// When the name is unknown or not visible to this caller.
     pub async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<Channel> {
         let channel = self.by_name(caller.scope(), name).await?;
         if caller.view().sees_channel(channel.channel_id, &channel.name) {
@@ -149,7 +149,7 @@ impl Channels {
     /// Changes a channel.
     ///
     /// # Errors
-    /// When there is none, it is archived, or a field is out of bounds.
+    /// When the name is unknown, the channel is archived, or a field is out of bounds.
     pub async fn update(&self, scope: WorkspaceScope, name: &str, change: UpdateChannelBody) -> EngineResult<Channel> {
         check_topic(change.topic.as_ref().and_then(Option::as_deref))?;
         let metadata = change.metadata.map(Value::Object);
@@ -178,7 +178,7 @@ impl Channels {
     /// Archives a channel; idempotent.
     ///
     /// # Errors
-    /// When there is none, or it is `general`.
+    /// When the name is unknown, or is `general`.
     pub async fn archive(&self, scope: WorkspaceScope, name: &str) -> EngineResult<()> {
         let channel = self.by_name(scope, name).await?;
         if channel.name == names::GENERAL_CHANNEL {

@@ -164,7 +164,7 @@ impl Files {
     /// Finds a file, including deleted ones as long as they are kept. Its token is for the download.
     ///
     /// # Errors
-    /// When there is none of that id, or the caller may not see it.
+    /// When the id is unknown, or the caller may not see it.
     pub async fn get(&self, caller: &Credential, file: FileId) -> EngineResult<FileWithToken> {
         let row = self.core.store.file(caller.scope(), file).await?.ok_or(EngineError::NotFound(Missing::File))?;
         let view = caller.view();
@@ -210,7 +210,7 @@ impl Files {
     pub fn grant(&self, token: &str, purpose: Purpose) -> EngineResult<Grant> {
         let grant = token::verify_token(&self.secrets, token, purpose, self.core.now())
             .ok_or(EngineError::Forbidden(Denial::FileToken))?;
-        self.suspensions.refuse(grant.scope)?;
+        self.suspensions.check_not_suspended(grant.scope)?;
         Ok(grant)
     }
 

@@ -131,7 +131,7 @@ impl Messages {
             return Err(invalid());
         }
         let scope = WorkspaceScope::from_verified_token(workspace);
-        self.suspensions.refuse(scope)?;
+        self.suspensions.check_not_suspended(scope)?;
         Ok(WebhookCaller { scope, webhook: row })
     }
 

@@ -286,7 +286,7 @@ impl Nodes {
     /// Finds a node by name or id if the caller may see it.
     ///
     /// # Errors
-    /// When there is none for this caller.
+    /// When the name is unknown or not visible to this caller.
     pub async fn visible(&self, caller: &Credential, name_or_id: &str) -> EngineResult<HeldNode> {
         let scope = caller.scope();
         let (node, bytes) = self.sized(scope, name_or_id).await?;

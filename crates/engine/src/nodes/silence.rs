@@ -25,8 +25,8 @@ pub async fn disconnect_silent(engine: &Engine, storage_up_for: Duration) -> Eng
         engine.check_storage().await?;
         return Ok(TickOutcome::default());
     }
-    let gone = engine.store().disconnect_silent_providers(PROVIDER_TTL, MAX_PER_TICK, engine.now()).await?;
-    Ok(engine.nodes().announce_disconnected(gone, "liveness_timeout"))
+    let disconnected = engine.store().disconnect_silent_providers(PROVIDER_TTL, MAX_PER_TICK, engine.now()).await?;
+    Ok(engine.nodes().announce_disconnected(disconnected, "liveness_timeout"))
 }
 
 /// Marks agents offline that were silent for too long (docs/protocol/rest.md, "Agents"). Postgres must have been up for
@@ -36,9 +36,9 @@ pub async fn mark_silent_offline(engine: &Engine, storage_up_for: Duration) -> E
         engine.check_storage().await?;
         return Ok(TickOutcome::default());
     }
-    let gone = engine.store().mark_silent_agents(LIVENESS_TTL, MAX_AGENTS_PER_TICK, engine.now()).await?;
-    gone.recorded.into_iter().for_each(|recorded| engine.core().announce(recorded));
-    Ok(TickOutcome { worked: gone.agents, more: gone.more, lag: None })
+    let silent = engine.store().mark_silent_agents(LIVENESS_TTL, MAX_AGENTS_PER_TICK, engine.now()).await?;
+    silent.recorded.into_iter().for_each(|recorded| engine.core().announce(recorded));
+    Ok(TickOutcome { worked: silent.agents, more: silent.more, lag: None })
 }
 
 /// Disconnects the providers of gateways with an expired lease, and removes old gateway rows.
@@ -47,15 +47,15 @@ pub async fn disconnect_expired_gateways(engine: &Engine, storage_up_for: Durati
         engine.check_storage().await?;
         return Ok(TickOutcome::default());
     }
-    let gone = engine.store().disconnect_orphaned_providers(MAX_PER_TICK, engine.now()).await?;
+    let disconnected = engine.store().disconnect_orphaned_providers(MAX_PER_TICK, engine.now()).await?;
     engine.store().remove_expired_gateways(GATEWAY_ROW_RETENTION).await?;
-    Ok(engine.nodes().announce_disconnected(gone, "disconnected"))
+    Ok(engine.nodes().announce_disconnected(disconnected, "disconnected"))
 }
 
 impl Nodes {
     /// Makes gateways close such sockets, and announces that agents and nodes went offline.
-    fn announce_disconnected(&self, gone: DisconnectOutcome, reason: &'static str) -> TickOutcome {
-        for provider in &gone.providers {
+    fn announce_disconnected(&self, disconnected: DisconnectOutcome, reason: &'static str) -> TickOutcome {
+        for provider in &disconnected.providers {
             tracing::info!(
                 node.id = %provider.node_id,
                 node.provider = %provider.provider,
@@ -72,8 +72,8 @@ impl Nodes {
             );
             self.core.hints.node_changed(provider.scope, provider.node_id.clone());
         }
-        let worked = gone.providers.len() as u64;
-        gone.recorded.into_iter().for_each(|recorded| self.core.announce(recorded));
+        let worked = disconnected.providers.len() as u64;
+        disconnected.recorded.into_iter().for_each(|recorded| self.core.announce(recorded));
         TickOutcome { worked, more: i64::try_from(worked).is_ok_and(|worked| worked >= MAX_PER_TICK), lag: None }
     }
 }

@@ -119,7 +119,7 @@ impl Observers {
             }
             Some(kind) => return Err(EngineError::Unauthenticated(BadCredential::NotForObserving { kind })),
         };
-        self.suspensions.refuse(access.scope)?;
+        self.suspensions.check_not_suspended(access.scope)?;
         if access.view.has_scope(ObserverScope::Stream) {
             Ok(access)
         } else {

@@ -83,7 +83,7 @@ impl Recovery {
 
     /// Notes a seq that is sent to an http_push endpoint.
     pub fn note_pushed(&self, mailbox: &LeasedMailbox, seq: Seq) {
-        // The agent of such a node is no provider's.
+        // An http_push node has no provider.
         let provider = ProviderName::default_provider();
         let fence = Fence { scope: mailbox.scope, node_id: mailbox.node_id.clone(), provider, epoch: 0 };
         self.note_sent(&fence, mailbox.agent_id, seq);

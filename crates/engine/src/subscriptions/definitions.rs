@@ -104,7 +104,7 @@ impl Subscriptions {
     /// Finds a subscription.
     ///
     /// # Errors
-    /// When there is none of that id, or it is not the caller's.
+    /// When the id is unknown, or it is not the caller's.
     pub async fn get(&self, caller: &Credential, id: SubscriptionId) -> EngineResult<Subscription> {
         let found = self.core.store.subscription(caller.scope(), id).await?;
         let found = found.ok_or(EngineError::NotFound(Missing::Subscription))?;

@@ -24,39 +24,39 @@ struct SuspendedSet {
 /// Cache of suspended workspaces and drained nodes.
 #[derive(Debug)]
 pub struct Suspensions {
-    known: RwLock<Arc<SuspendedSet>>,
+    current: RwLock<Arc<SuspendedSet>>,
     changes: watch::Sender<u64>,
 }
 
 impl Default for Suspensions {
     fn default() -> Self {
-        Self { known: RwLock::default(), changes: watch::Sender::new(0) }
+        Self { current: RwLock::default(), changes: watch::Sender::new(0) }
     }
 }
 
 impl Suspensions {
-    fn known(&self) -> Arc<SuspendedSet> {
-        Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
+    fn current(&self) -> Arc<SuspendedSet> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn is_suspended(&self, workspace: WorkspaceId) -> bool {
-        self.known().suspended.contains(&workspace)
+        self.current().suspended.contains(&workspace)
     }
 
     /// Refuses callers of a suspended workspace.
     ///
     /// # Errors
     /// [`EngineError::WorkspaceSuspended`].
-    pub(crate) fn refuse(&self, scope: WorkspaceScope) -> EngineResult<()> {
+    pub(crate) fn check_not_suspended(&self, scope: WorkspaceScope) -> EngineResult<()> {
         if self.is_suspended(scope.workspace_id()) { Err(EngineError::WorkspaceSuspended) } else { Ok(()) }
     }
 
     /// True if the sockets of a node must close and none may open.
     #[must_use]
     pub fn is_suspended_or_drained(&self, scope: WorkspaceScope, node: &NodeId) -> bool {
-        let known = self.known();
-        known.suspended.contains(&scope.workspace_id())
-            || !known.drained.is_empty() && known.drained.contains(&(scope, node.clone()))
+        let current = self.current();
+        current.suspended.contains(&scope.workspace_id())
+            || !current.drained.is_empty() && current.drained.contains(&(scope, node.clone()))
     }
 
     /// Changes whenever the set of suspended workspaces or drained nodes changes.
@@ -71,8 +71,8 @@ pub(crate) async fn refresh(inner: &Inner) -> EngineResult<()> {
     let rows = inner.core.store.suspensions().await?;
     let fresh =
         SuspendedSet { suspended: rows.suspended.into_iter().collect(), drained: rows.drained.into_iter().collect() };
-    if *inner.suspensions.known() != fresh {
-        *inner.suspensions.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
+    if *inner.suspensions.current() != fresh {
+        *inner.suspensions.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
         inner.suspensions.changes.send_modify(|changes| *changes += 1);
         inner.observers.cache.notify_access_change();
     }
@@ -86,7 +86,7 @@ pub(crate) async fn run(engine: Weak<Inner>) {
     loop {
         tokio::time::sleep(READ_EVERY).await;
         // An empty list stays empty until there is a row. The last suspension ends without one.
-        let is_empty = engine.upgrade().is_some_and(|inner| *inner.suspensions.known() == SuspendedSet::default());
+        let is_empty = engine.upgrade().is_some_and(|inner| *inner.suspensions.current() == SuspendedSet::default());
         if is_empty && !due.wait().await {
             return;
         }

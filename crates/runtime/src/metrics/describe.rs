@@ -81,7 +81,7 @@ pub(super) fn describe_all() {
     describe_counter!(name::LOOP_WORK, "Items processed by a worker loop.");
     describe_counter!(name::TOKEN_LOOKUPS, "Tokens that were in no cache, by outcome.");
     describe_counter!(name::REQUESTS_LIMITED, "Requests refused by a rate limit.");
-    describe_counter!(name::RATE_LIMIT_ACQUISITIONS, "Batches of rate limit tokens taken from Postgres.");
+    describe_counter!(name::RATE_LIMIT_ACQUISITIONS, "Batches of rate limit units leased from Postgres.");
     describe_counter!(name::HTTP_REQUESTS, "HTTP requests answered, by method, route template and status.");
     describe_histogram!(name::HTTP_SECONDS, Unit::Seconds, "Time to answer an HTTP request, by route template.");
     describe_counter!(

@@ -154,7 +154,7 @@ impl Registry {
     pub(super) fn handle_missed_notice(&self, workspace: WorkspaceId, agents: Option<&[AgentId]>) {
         let scope = WorkspaceScope::from_engine_row(workspace);
         let mut maps = self.maps();
-        // Outcomes name their callers; notices for all nodes of a workspace are none.
+        // An outcome names its caller; a notice for all nodes of a workspace is never an outcome.
         for agent in agents.into_iter().flatten() {
             if let Some(served) = maps.agents.get_mut(&(scope, *agent)) {
                 served.mark_possibly_missed();

@@ -175,7 +175,7 @@ impl Issuer {
             let body = Limited::new(response.into_body(), MAX_DOCUMENT_BYTES).collect().await;
             Ok((body.map_err(|error| error.to_string())?.to_bytes(), max_age))
         };
-        tokio::time::timeout(FETCH_TIMEOUT, fetched).await.unwrap_or_else(|_| Err(format!("{url} does not answer")))
+        tokio::time::timeout(FETCH_TIMEOUT, fetched).await.unwrap_or_else(|_| Err(format!("{url} is unavailable")))
     }
 }
 

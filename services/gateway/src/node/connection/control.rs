@@ -1,7 +1,8 @@
 //! Requests that need the engine: registration, hosting, inventories, action results.
 //!
-//! They run one at a time and in arrival order, and goes on delivering meanwhile. [`ControlContext`]
-//! holds what a request may read of its connection; a [`RequestEffect`] says what the connection does afterwards.
+//! Requests run one at a time in arrival order, results of invocations concurrently; deliveries continue meanwhile.
+//! [`ControlContext`] holds what a request may read of its connection; a [`RequestEffect`] says what the connection
+//! does afterwards.
 
 use std::time::Duration;
 
