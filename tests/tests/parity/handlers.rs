@@ -126,7 +126,7 @@ async fn capabilities_that_queue_and_agents_without_a_socket_wait() -> Result<()
 }
 
 #[tokio::test]
-async fn an_action_of_an_agent_whose_broker_is_away_is_refused() -> Result<()> {
+async fn an_action_of_an_agent_whose_broker_is_unavailable_is_refused() -> Result<()> {
     let place = CallScene::new("handler-broker").await?;
     let node = place.node("box").await?;
     let mut host = socket(&node, 1).await?;

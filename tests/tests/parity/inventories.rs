@@ -26,7 +26,7 @@ async fn goes_offline(key: &Api, node: &str) {
 }
 
 #[tokio::test]
-async fn an_inventory_does_not_take_an_agent_whose_node_is_away_for_a_moment() -> Result<()> {
+async fn an_inventory_does_not_take_an_agent_whose_node_is_briefly_unavailable() -> Result<()> {
     let key = Api::create_workspace(&shared().await.gateways[0], "inventory-away").await?;
     let mut first = connect(&key, 0, "first").await?;
     let mut second = connect(&key, 1, "second").await?;

@@ -139,7 +139,7 @@ async fn a_policy_of_one_node_guards_its_capacity() -> Result<()> {
 
 /// A policy of its workspace refuses at once by its own name as well, whether its invocations would queue or not.
 #[tokio::test]
-async fn a_policy_that_is_away_queues_nothing() -> Result<()> {
+async fn an_unavailable_policy_queues_nothing() -> Result<()> {
     let place = CallScene::new("policy-queue").await?;
     for (node, provider, queue) in [("first", "rules", true), ("second", "default", false)] {
         let capability = json!([{ "name": "spawn:sh", "kind": "action", "global": true, "queue": queue }]);

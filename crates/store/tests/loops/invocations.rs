@@ -224,7 +224,7 @@ async fn a_spawn_that_goes_to_its_node_again_knows_the_agent_that_came_up_there(
 }
 
 #[tokio::test]
-async fn an_invocation_fails_when_its_handler_was_away_for_two_minutes() {
+async fn an_invocation_fails_when_its_handler_was_unavailable_for_two_minutes() {
     let db = Database::fresh().await;
     for (agent, node) in [(1, "leaves"), (2, "stays"), (3, "returns"), (4, "moves"), (5, "claims"), (6, "unbound")] {
         db.agent(agent, &format!("agent-{agent}")).await;
@@ -447,7 +447,7 @@ async fn a_late_record_of_a_frame_finds_an_outcome_or_a_deleted_agent() {
 }
 
 #[tokio::test]
-async fn what_ends_before_it_began_took_no_time() {
+async fn an_invocation_that_ends_before_it_began_took_no_time() {
     let db = Database::fresh().await;
     db.hosts(&["n1"]).await;
     db.spawn(101, "n1").await;

@@ -78,7 +78,7 @@ async fn a_status_that_stays_makes_no_event() {
 
 /// Notes of calls are written a little later: one from before must not undo what a node has said since.
 #[tokio::test]
-async fn what_an_agent_called_before_its_node_ended_it_does_not_bring_it_back() {
+async fn calls_of_an_agent_before_its_node_ended_it_do_not_bring_it_back() {
     let db = Database::fresh().await;
     let (before, ended, after) =
         (db.now + TimeDelta::seconds(10), db.now + TimeDelta::seconds(20), db.now + TimeDelta::seconds(30));

@@ -95,7 +95,7 @@ impl Database {
 }
 
 #[tokio::test]
-async fn what_is_acknowledged_is_read_before_and_after_it_is_folded() {
+async fn an_acknowledged_message_is_read_before_and_after_it_is_folded() {
     let db = Database::room().await;
     db.deliveries(ADA, &[60; 5]).await;
     db.deliveries(BOB, &[60; 5]).await;

@@ -42,7 +42,7 @@ async fn two_redrives_of_one_letter_at_once_make_one_delivery() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_redriven_says_why_and_leaves_no_gap() {
+async fn a_dead_letter_that_cannot_be_redriven_says_why_and_leaves_no_gap() {
     let db = with_letters().await;
     let (scope, ada) = Database::mailbox(ADA);
     db.run("UPDATE workspaces SET mailbox_depth = 1").await;
@@ -130,7 +130,7 @@ async fn a_mailbox_that_stays_full_for_an_hour_refuses_its_letters() {
 }
 
 #[tokio::test]
-async fn what_a_deleted_agent_leaves_is_found_and_dead_lettered() {
+async fn deliveries_of_a_deleted_agent_are_found_and_dead_lettered() {
     let db = with_letters().await;
     assert!(db.store.mailboxes_of_deleted_agents(10).await.unwrap().is_empty());
     db.run("UPDATE agents SET deleted_at = now() WHERE agent_id = 1").await;

@@ -106,7 +106,7 @@ async fn rows_of_all_kinds_are_counted_in_their_minute() {
 }
 
 #[tokio::test]
-async fn workers_that_were_away_catch_up_and_younger_workspaces_count_from_nothing() {
+async fn stopped_workers_catch_up_and_younger_workspaces_count_from_nothing() {
     let (db, minute) = counting().await;
     let after = |minutes| minute + TimeDelta::minutes(minutes);
     for nth in 0..3 {

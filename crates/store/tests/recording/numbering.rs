@@ -159,7 +159,7 @@ async fn sixteen_writers_of_three_workspaces_leave_no_gap() {
 }
 
 #[tokio::test]
-async fn what_changes_nothing_records_nothing_and_waits_for_no_lock() {
+async fn a_change_without_effect_records_nothing_and_waits_for_no_lock() {
     let db = Database::fresh().await;
     db.agent(1, "ada").await;
     let (scope, ada) = Database::mailbox(1);

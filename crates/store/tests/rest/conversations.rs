@@ -124,7 +124,7 @@ async fn a_group_is_made_once_under_its_key_and_listed_with_what_is_unread() {
 }
 
 #[tokio::test]
-async fn who_leaves_raises_the_members_version() {
+async fn a_leaving_member_raises_the_members_version() {
     let db = Database::fresh().await;
     for (agent, name) in [(1, "ada"), (2, "bob"), (3, "cyd")] {
         db.agent(agent, name).await;

@@ -74,7 +74,7 @@ async fn the_settled_floor_moves_over_contiguous_settled_rows_only() {
 }
 
 #[tokio::test]
-async fn what_is_settled_stays_and_is_answered_as_unchanged() {
+async fn a_settled_delivery_stays_and_is_answered_as_unchanged() {
     let db = mailbox_of(&[60; 3]).await;
     assert_eq!(db.report(1, DeliveryReport::Ack).await, Some(true));
     for report in [DeliveryReport::Ack, fail(), defer()] {

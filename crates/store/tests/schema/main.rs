@@ -73,7 +73,7 @@ async fn rules(pool: &PgPool) -> Vec<Rule> {
 }
 
 #[tokio::test]
-async fn no_migration_takes_away_or_tightens_what_the_version_before_uses() {
+async fn no_migration_removes_or_tightens_anything_that_the_version_before_uses() {
     let pool = empty(&Database::fresh().await).await;
     let mut before: Option<(BTreeMap<String, Column>, Vec<Rule>)> = None;
     for last in 0..MIGRATOR.migrations.len() {

@@ -161,7 +161,7 @@ fn only_unstored_messages_of_a_failover_may_be_lost() {
 }
 
 #[test]
-fn what_is_stored_is_what_senders_know() {
+fn stored_messages_are_those_that_senders_know() {
     let found = |answer: Answer, ids: &[&str]| {
         let history = history(vec![post("one", answer)], &[(1, content("one"))], 1);
         history.record_stored(HashMap::from([("one".to_owned(), ids.iter().map(|id| (*id).to_owned()).collect())]));

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_macro_is_linked_with_runs_in_the_compiler() {
+    fn packages_that_a_macro_links_run_in_the_compiler() {
         let lines = ["0a v1.0.0|", "1m v1.0.0 (proc-macro)|", "2s v1.0.0|", "1t v1.0.0|", "2u v1.0.0|"];
         let sides = Sides::of(tree::parsed(&lines));
         let names = |packages: &BTreeSet<Package>| packages.iter().map(|it| it.name.clone()).collect::<Vec<_>>();

@@ -18,7 +18,7 @@ const LOOKED_AT: [(&str, &str); 5] = [
 ];
 
 /// Words that take something away, wherever they stand in a statement.
-const TAKES_AWAY: [&str; 10] = [
+const CONTRACTIONS: [&str; 10] = [
     "DROP TABLE",
     "DROP COLUMN",
     "DROP INDEX",
@@ -55,14 +55,14 @@ fn contractions(text: &str) -> Vec<(usize, &'static str)> {
     for statement in statements(text) {
         let words = statement.sql.split_whitespace().collect::<Vec<_>>().join(" ").to_uppercase();
         if !statement.is_marked {
-            found.extend(takes_away(&words).into_iter().map(|what| (statement.line, what)));
+            found.extend(find_in_statement(&words).into_iter().map(|what| (statement.line, what)));
         }
     }
     found
 }
 
-fn takes_away(words: &str) -> Vec<&'static str> {
-    let mut found: Vec<_> = TAKES_AWAY.into_iter().filter(|what| words.contains(what)).collect();
+fn find_in_statement(words: &str) -> Vec<&'static str> {
+    let mut found: Vec<_> = CONTRACTIONS.into_iter().filter(|what| words.contains(what)).collect();
     let additions = |what: &str| words.split(what).skip(1).map(str::to_owned).collect::<Vec<_>>();
     // A comma ends a clause; those inside a type or a default do no harm here.
     let needs_a_value = |clause: &String| {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_adds_passes() {
+    fn a_migration_that_only_adds_passes() {
         for text in [
             "CREATE TABLE a (b bigint NOT NULL, c text NOT NULL);",
             "ALTER TABLE a ADD COLUMN b text;",
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_away_is_found_with_its_line() {
+    fn a_contraction_is_found_with_its_line() {
         for (text, what) in [
             ("drop  table a;", "DROP TABLE"),
             ("ALTER TABLE a DROP COLUMN b;", "DROP COLUMN"),

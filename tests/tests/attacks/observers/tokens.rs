@@ -54,7 +54,7 @@ async fn revoked_tokens_count_against_the_limit_of_a_day() -> Result<()> {
 
 /// Every gateway remembers the tokens of all workspaces that were changed or revoked, until their texts have ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_gateways_remember_of_changed_tokens_is_small() -> Result<()> {
+async fn gateways_remember_little_of_changed_tokens() -> Result<()> {
     let stack = Stack::builder().gateways(2).worker(false).start().await?;
     let (changing, reading) = (stack.gateway(0), stack.gateway(1));
     let key = Api::create_workspace(changing.url(), "changes-tokens").await?;

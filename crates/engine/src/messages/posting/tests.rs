@@ -34,7 +34,7 @@ fn audience(channel_kind: ChannelKind) -> Audience {
 }
 
 #[test]
-fn a_message_goes_to_all_but_its_sender_and_muted_members_hear_mentions_only() {
+fn a_message_goes_to_all_but_its_sender_and_muted_members_receive_mentions_only() {
     let (bob, eve) = (AgentId::new(2), AgentId::new(3));
     for (kind, thread, mentions, expected) in [
         (ChannelKind::Channel, None, vec![], vec![(bob, Reason::Message, Mode::Steer)]),

@@ -1,7 +1,7 @@
 use crate::fixture::Database;
 
 #[tokio::test]
-async fn what_the_ack_floor_covers_is_removed_but_dead_letters_stay() {
+async fn settlements_below_the_ack_floor_are_removed_but_dead_letters_stay() {
     let db = Database::fresh().await;
     for agent in 1..=3 {
         db.agent(agent, &format!("a{agent}")).await;
