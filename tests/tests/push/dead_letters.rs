@@ -358,7 +358,7 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
     for command in [&long[..], &short[..]] {
         assert!(!relayctl(command, &[])?.0, "not without saying which");
         let (done, reported) = relayctl(command, &["--all", "--dry-run"])?;
-        assert!(done && reported.contains("3  letters"), "{reported}");
+        assert!(done && reported.contains("3  dead letters"), "{reported}");
     }
     let (done, reported) = relayctl(&short, &["--delivery", &id])?;
     assert!(done && reported.contains(&format!("{id}_r1")), "{reported}");
@@ -378,10 +378,10 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
     let purge = |arguments: &[&str]| relayctl(&["dead-letter", "purge"], arguments);
     assert!(!purge(&[])?.0, "not without saying which");
     let (done, reported) = purge(&["--agent", "bob", "--dry-run"])?;
-    assert!(done && reported.contains("3  letters"), "{reported}");
+    assert!(done && reported.contains("3  dead letters"), "{reported}");
     assert_eq!(list(&key.get("/v1/dead-letters").await?.success()?).len(), 3, "a dry run changes nothing");
     let (done, reported) = purge(&["--reason", "ttl_expired"])?;
-    assert!(done && reported.contains("3 letters were put out of sight"), "{reported}");
+    assert!(done && reported.contains("3 dead letters were purged"), "{reported}");
     assert_eq!(list(&key.get("/v1/dead-letters").await?.success()?).len(), 0);
     assert_eq!(listed()?, Vec::<Value>::new(), "what is out of sight is out of sight here too");
     drop(bob);

@@ -74,7 +74,7 @@ impl Filter {
     fn query(&self, admin: &DeadLetterAdmin) -> Result<DeadLetterQuery> {
         let filters = [&self.agent, &self.node, &self.reason];
         if !self.all && self.older_than_seconds.is_none() && filters.iter().all(|filter| filter.is_none()) {
-            bail!("name a letter or a filter, or say --all");
+            bail!("name a dead letter or a filter, or say --all");
         }
         Ok(DeadLetterQuery {
             agent: self.agent.clone(),

@@ -19,13 +19,13 @@ pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     let filter = arguments.filter;
     let admin = filter.admin().await?;
     let query = filter.query(&admin)?;
-    let count = admin.count_all(&query).await.context("count the letters")?;
+    let count = admin.count_all(&query).await.context("count the dead letters")?;
     if filter.dry_run {
         return out.print_value(&count_to_json(&count), |_| format_count(&count));
     }
     let of = count.total.unsigned_abs();
-    let mut bar = ProgressBar::new("letters", out);
-    let purged = admin.purge(&query, |purged| bar.update(purged, of)).await.context("purge the letters")?;
+    let mut bar = ProgressBar::new("dead letters", out);
+    let purged = admin.purge(&query, |purged| bar.update(purged, of)).await.context("purge the dead letters")?;
     bar.finish();
-    out.print_value(&json!({ "purged": purged }), |_| format!("{purged} letters were put out of sight"))
+    out.print_value(&json!({ "purged": purged }), |_| format!("{purged} dead letters were purged"))
 }

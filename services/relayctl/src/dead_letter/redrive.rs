@@ -34,25 +34,25 @@ pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     if let Some(text) = &delivery {
         let id: DeliveryId = text.parse().ok().context("--delivery is no delivery's id")?;
         if filter.dry_run {
-            let reason = admin.dead_letter_reason(id).await.context("read the letter")?.as_str();
+            let reason = admin.dead_letter_reason(id).await.context("read the dead letter")?.as_str();
             return out.print_value(&json!({ "delivery_id": id.to_string(), "reason": reason }), |_| {
                 format!("{id}: {reason}")
             });
         }
-        let (fresh, seq) = admin.redrive_one(id).await.context("send the letter again")?;
+        let (fresh, seq) = admin.redrive_one(id).await.context("redrive the dead letter")?;
         return out
             .print_value(&json!({ "delivery_id": id.to_string(), "sent_as": fresh.to_string(), "seq": seq }), |_| {
                 format!("{id} was sent again as {fresh}, seq {seq}")
             });
     }
     let query = filter.query(&admin)?;
-    let count = admin.count_redrivable(&query).await.context("count the letters")?;
+    let count = admin.count_redrivable(&query).await.context("count the dead letters")?;
     if filter.dry_run {
         return out.print_value(&count_to_json(&count), |_| format_count(&count));
     }
     let begun = admin.redrive_all(&query, rate).await.context("begin the redrive")?;
     let mut now = begun.clone();
-    let mut bar = ProgressBar::new("letters", out);
+    let mut bar = ProgressBar::new("dead letters", out);
     while !no_wait && now.finished_at.is_none() {
         tokio::time::sleep(POLL_INTERVAL).await;
         now = admin.redrive(begun.redrive_id).await.context("look at the redrive")?;
@@ -72,13 +72,13 @@ pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
 
 pub(super) fn count_to_json(count: &DeadLetterCount) -> serde_json::Value {
     let by_reason: serde_json::Map<_, _> =
-        count.by_reason.iter().map(|(reason, letters)| (reason.as_str().to_owned(), json!(letters))).collect();
+        count.by_reason.iter().map(|(reason, count)| (reason.as_str().to_owned(), json!(count))).collect();
     json!({ "letters": count.total, "by_reason": by_reason })
 }
 
 pub(super) fn format_count(count: &DeadLetterCount) -> String {
     let mut lines: Vec<String> =
-        count.by_reason.iter().map(|(reason, letters)| format!("{letters:>10}  {}", reason.as_str())).collect();
-    lines.push(format!("{:>10}  letters", count.total));
+        count.by_reason.iter().map(|(reason, count)| format!("{count:>10}  {}", reason.as_str())).collect();
+    lines.push(format!("{:>10}  dead letters", count.total));
     lines.join("\n")
 }
