@@ -68,3 +68,15 @@ fn key_of(row: &PgRow) -> String {
     }
     key
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_negative_count_is_corrupt() {
+        assert_eq!(to_count::<usize, i64>("content_bytes", 7).ok(), Some(7));
+        let refused = to_count::<usize, i64>("content_bytes", -1);
+        assert!(matches!(refused, Err(sqlx::Error::ColumnDecode { index, .. }) if index == "content_bytes"));
+    }
+}

@@ -47,12 +47,15 @@ async fn an_unknown_kind_of_channel_is_corrupt() {
 async fn a_position_of_a_loop_that_does_not_decode_is_corrupt() {
     let db = Database::fresh().await;
     db.run(
-        r#"INSERT INTO loop_state VALUES ('read_receipts', '{"day": "never"}', now()), ('read_pointers_feed', '7', now())"#,
+        r#"INSERT INTO loop_state VALUES ('read_receipts', '{"day": "never"}', now()), ('read_pointers_feed', '7', now()),
+                                         ('expiry', '{"until": "never"}', now())"#,
     )
     .await;
     let receipts = ("loop_state", "value".to_owned(), "name=read_receipts".to_owned());
     let pointers = ("loop_state", "value".to_owned(), "name=read_pointers_feed".to_owned());
+    let expiry = ("loop_state", "value".to_owned(), "name=expiry".to_owned());
     assert_eq!(place(db.store.first_unfolded_day().await), receipts);
+    assert_eq!(place(db.store.expiry_lag(db.now).await), expiry);
     assert_eq!(place(db.store.fold_read_pointers(10, db.now).await), pointers);
 }
 

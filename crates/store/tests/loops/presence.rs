@@ -138,7 +138,7 @@ async fn a_hosted_agent_lives_as_long_as_its_provider_sends_heartbeats() {
     assert!(seen(1).await >= db.now && seen(3).await >= db.now, "the heartbeat counts");
     assert!(seen(2).await < live_since && seen(4).await < live_since);
 
-    // The provider is lost: nothing is heard of the agents any more.
+    // The provider is lost: its agents are silent.
     db.run("UPDATE providers SET gateway_id = NULL WHERE provider = 'alive'").await;
     assert!(seen(1).await < live_since);
     let marked = db.store.mark_silent_agents(TTL, 100, db.now).await.unwrap();

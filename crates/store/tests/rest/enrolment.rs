@@ -110,7 +110,7 @@ async fn a_name_stays_with_its_node_for_a_day_after_it_was_live() {
     assert_eq!(enrol(&db, &enrolment(Some("n1"), "box", "t3")).await, enrolled("n1", Some("t1")), "its own id");
     goes_live(&db, "n1").await;
     db.run("UPDATE nodes SET last_connected_at = now() - interval '25 hours'").await;
-    assert_eq!(enrol(&db, &enrolment(Some("n2"), "box", "t4")).await, EnrolOutcome::NameTaken, "it was heard of since");
+    assert_eq!(enrol(&db, &enrolment(Some("n2"), "box", "t4")).await, EnrolOutcome::NameTaken, "it was live since");
     db.run("UPDATE providers SET gateway_id = NULL, last_heartbeat_at = now() - interval '25 hours'").await;
     assert_eq!(enrol(&db, &enrolment(Some("n2"), "box", "t5")).await, enrolled("n2", Some("t3")));
 }
@@ -217,7 +217,7 @@ async fn a_bind_takes_the_provider_that_has_agents_and_not_one_beside_it() {
     assert_eq!(bind("bob").await, None, "the broker is away for a moment");
     assert!(served("tools").await.is_empty());
     assert_eq!(served("broker").await, ["ada", "bob"]);
-    // One that was not heard of for days keeps nothing.
+    // One that was silent for days keeps nothing.
     db.run("UPDATE providers SET last_heartbeat_at = now() - interval '2 days' WHERE provider = 'broker'").await;
     assert_eq!(served("tools").await, ["bob"]);
     db.run("DELETE FROM providers WHERE provider = 'broker'").await;
