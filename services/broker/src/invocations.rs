@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     agents::{AgentError, AgentHandle, Services, SpawnSource, Spawner},
-    api::{SpawnBody, release_agent},
+    api::{release_agent, types::SpawnBody},
     runner::Runners,
 };
 

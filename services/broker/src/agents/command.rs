@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use relay_pty::{PtyError, Terminal, WriteTicket};
-use serde::Serialize;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Duration, Instant, timeout_at};
 
 use super::{AgentError, AgentInfo, AgentSpec, ResultSchema};
 use crate::{
+    api::types::PendingMessage,
     injection::{AckAnswer, DeliveryMode},
     mailbox::Message,
 };
@@ -61,24 +61,6 @@ pub(crate) enum AgentCommand {
 pub(crate) struct ModeChange {
     pub(crate) mode: DeliveryMode,
     pub(crate) count: usize,
-}
-
-/// A message that waits, as drivers are shown it.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct PendingMessage {
-    pub(crate) from: String,
-    pub(crate) body: String,
-    pub(crate) target: String,
-    pub(crate) priority: u8,
-    pub(crate) mode: &'static str,
-    pub(crate) queued_at_ms: i64,
-    pub(crate) event_id: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) thread_id: Option<String>,
-    pub(crate) workspace_id: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) workspace_alias: Option<String>,
-    pub(crate) delivery_id: String,
 }
 
 /// A message without an outcome, without its body: many of them are shown at once.

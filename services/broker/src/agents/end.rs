@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{process::Launch, task::AgentTask};
-use crate::events::Event;
+use crate::api::types::Event;
 
 impl AgentTask {
     /// Reports a release that leaves so many messages behind.

@@ -5,7 +5,7 @@ use relay_verification::Timestamp;
 use tokio::time::Duration;
 
 use super::task::{AgentTask, Done, Run};
-use crate::{events::Event, harness::Gate, injection::DeliveryMode};
+use crate::{api::types::Event, harness::Gate, injection::DeliveryMode};
 
 /// A gate that was answered has so long to go.
 const ANSWER_TAKES: Duration = Duration::from_secs(5);

@@ -6,14 +6,14 @@ use relay_verification::{Timestamp, echo::squash};
 use tokio::time::Duration;
 
 use super::{
-    AgentCommand, AgentState, ModeChange, PendingMessage,
+    AgentCommand, AgentState, ModeChange,
     command::UndeliveredMessage,
     session_status::Activity,
     task::{AckFileContent, AgentTask, Done, ProcessEnd, Run},
 };
 use crate::{
+    api::types::{DeliveryRef, Event, PendingMessage},
     clock,
-    events::{DeliveryRef, Event},
     injection::{DeliveryMode, Effect, Lead, ReadySign, ScreenFacts, TypeRequest},
     insight::count_dropped_entries,
     mailbox::Message,

@@ -29,10 +29,10 @@ mod task;
 pub(crate) use ack_files::AckWatch;
 pub(crate) use activity::{AgentInfo, AgentState};
 pub(crate) use agent_error::AgentError;
-pub(crate) use command::{AgentCommand, AgentHandle, ModeChange, PendingMessage, wait_written, write_error};
+pub(crate) use command::{AgentCommand, AgentHandle, ModeChange, wait_written, write_error};
 pub(crate) use continuity::ContinuityFolder;
 pub(crate) use environment::{MARKER, withheld_variables};
-pub(crate) use headless::{AppServerConfig, Headless};
+pub(crate) use headless::Headless;
 pub(crate) use members::Members;
 pub(crate) use registry::Agents;
 pub(crate) use result_schema::ResultSchema;
@@ -40,4 +40,4 @@ pub(crate) use services::{
     AgentSettings, Receipt, ReceiptPolicy, Report, Services, SharedServices, run_receipts, run_reports,
 };
 pub(crate) use spawner::{Spawner, join_or_create};
-pub(crate) use spec::{AgentSpec, RestartCount, RestartPolicy, SessionSource, SpawnSource, VerificationOverride};
+pub(crate) use spec::{AgentSpec, RestartCount, SessionSource, SpawnSource};

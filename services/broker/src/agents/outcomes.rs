@@ -10,9 +10,9 @@ use super::{
     task::{AgentTask, Done, Works},
 };
 use crate::{
+    api::types::{DeliveryProof, Event},
     clock,
     engine::{Engine, Request},
-    events::{DeliveryProof, Event},
     injection::{Failure, Settlement},
     insight::{DeadLetter, Outcome},
     mailbox::{Message, Origin},

@@ -13,8 +13,8 @@ use super::{
     task::{AgentTask, Done, Run},
 };
 use crate::{
+    api::types::Event,
     clock,
-    events::Event,
     injection::{DeliveryMode, Failure, Settlement},
     mailbox::{Author, Message, Origin, Urgency},
     metric_names,

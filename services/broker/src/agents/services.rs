@@ -17,9 +17,10 @@ use tokio_util::task::TaskTracker;
 
 use super::{AckWatch, Agents, ContinuityFolder};
 use crate::{
+    api::types::{DeliveryRef, Event},
     engine::{Engine, Identity, Request},
     engine_link::EngineLink,
-    events::{DeliveryRef, Event, Hub},
+    events::Hub,
     harness::HarnessTable,
     insight::{CrashLog, DeadLetters, VerificationBook},
     metric_names,

@@ -25,10 +25,10 @@ use super::{
     task::AgentTask,
 };
 use crate::{
+    api::types::{Event, ProcessFacts},
     clock,
     engine::{Engine, EngineError, Request},
     engine_link::{HostedAgent, LinkError},
-    events::{Event, ProcessFacts},
     harness::Harness,
     injection::Profile,
     insight::ProgramVersion,

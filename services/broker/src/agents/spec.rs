@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use relay_verification::{Channel, RequiredChannels, delivery::UnverifiedPolicy, strategy::Strategy};
+use relay_verification::{Channel, RequiredChannels, strategy::Strategy};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Headless;
+use crate::api::types::{RestartPolicy, VerificationOverride};
 
 /// An agent as it was asked for. Kept in the state file for a restart.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -89,16 +90,6 @@ pub(crate) enum SessionSource {
     InArguments,
 }
 
-/// Changes of a program's verification for one agent.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct VerificationOverride {
-    /// Treatment of silence.
-    policy: Option<UnverifiedPolicy>,
-    /// Channels whose silence counts.
-    channels: Option<Vec<Channel>>,
-}
-
 impl VerificationOverride {
     /// The strategy of a program with these changes.
     pub(crate) fn apply(&self, strategy: Strategy) -> Strategy {
@@ -109,25 +100,6 @@ impl VerificationOverride {
             api: channels.contains(&Channel::Api),
         });
         Strategy { required, silent: self.policy.unwrap_or(strategy.silent), ..strategy }
-    }
-}
-
-/// When an agent that ended by itself is started again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct RestartPolicy {
-    pub(crate) enabled: bool,
-    #[serde(alias = "maxRestarts")]
-    pub(crate) max_restarts: u32,
-    #[serde(alias = "cooldownMs")]
-    pub(crate) cooldown_ms: u64,
-    #[serde(alias = "maxConsecutiveFailures")]
-    pub(crate) max_consecutive_failures: u32,
-}
-
-impl Default for RestartPolicy {
-    fn default() -> Self {
-        Self { enabled: true, max_restarts: 5, cooldown_ms: 2000, max_consecutive_failures: 3 }
     }
 }
 
@@ -179,6 +151,8 @@ impl SpawnSource {
 
 #[cfg(test)]
 mod tests {
+    use relay_verification::delivery::UnverifiedPolicy;
+
     use super::*;
 
     #[test]
@@ -203,11 +177,5 @@ mod tests {
         assert_eq!((changed.required, changed.silent), (mcp, UnverifiedPolicy::Strict));
         assert_eq!(VerificationOverride::default().apply(claude), claude);
         assert!(serde_json::from_str::<VerificationOverride>(r#"{"policy": "never"}"#).is_err());
-    }
-
-    #[test]
-    fn a_policy_needs_no_field() {
-        let policy: RestartPolicy = serde_json::from_str(r#"{"maxRestarts": 1}"#).expect("a policy");
-        assert_eq!(policy, RestartPolicy { max_restarts: 1, ..RestartPolicy::default() });
     }
 }

@@ -30,8 +30,8 @@ use super::{
     spec::RestartCount,
 };
 use crate::{
+    api::types::Event,
     clock,
-    events::Event,
     injection::{DeliveryMode, Failure, Pipeline, Profile, Readiness, Settlement, TypeRequest},
     mailbox::{Author, Message, Origin, SharedMailbox, Urgency},
     metric_names,

@@ -11,9 +11,9 @@ use super::{
 };
 use crate::{
     agents::{AgentHandle, join_or_create},
+    api::types::Event,
     clock,
     engine::{EngineError, Request},
-    events::Event,
 };
 
 /// `GET /api/spawned`

@@ -16,6 +16,7 @@ mod session;
 mod spawning;
 mod state;
 mod terminal;
+pub(crate) mod types;
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use crate::runner;
 pub(crate) use error::ApiError;
 pub(crate) use extract::{Ready, Upgrade};
 pub(crate) use inbound::{Inbound, MAX_READ, close_too_large};
-pub(crate) use spawning::{SpawnBody, release_agent, start_agent};
+pub(crate) use spawning::{release_agent, start_agent};
 pub(crate) use state::{Api, Broker, Inner};
 
 /// Largest body of a request.

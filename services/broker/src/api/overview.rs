@@ -16,11 +16,11 @@ use super::{
     agents::entry,
     error::ApiResult,
     extract::{Query, Ready},
+    types::CrashInsights,
 };
 use crate::{
     agents::{AgentCommand, AgentError},
     clock,
-    insight::CrashInsights,
 };
 
 /// An agent that does not answer for so long is shown without pending deliveries.

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     agents::{AgentCommand, AgentError, ResultSchema},
-    events::Event,
+    api::types::Event,
     injection::AckAnswer,
 };
 

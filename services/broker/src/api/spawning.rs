@@ -1,6 +1,6 @@
 //! Agents: spawn, release, preflight.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use axum::Json;
 use serde::Deserialize;
@@ -10,10 +10,10 @@ use super::{
     Broker, UNKNOWN_WORKSPACE,
     error::{ApiError, ApiResult},
     extract::{Body, Path, Ready},
+    types::SpawnBody,
 };
 use crate::agents::{
-    AgentCommand, AgentError, AgentSpec, AppServerConfig, Headless, RestartPolicy, ResultSchema, Services,
-    SessionSource, SpawnSource, VerificationOverride,
+    AgentCommand, AgentError, AgentSpec, Headless, ResultSchema, Services, SessionSource, SpawnSource,
 };
 use crate::harness::Harness;
 
@@ -21,78 +21,6 @@ const DEFAULT_CLI: &str = "claude";
 const DEFAULT_IDLE_SECS: u64 = 30;
 /// How an agent is told to end after its task.
 const EXIT_INSTRUCTION: &str = "When the task is done, print /exit on a line of its own.";
-
-/// Body of `POST /api/spawn`. Drivers write the keys in camel case or in snake case.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct SpawnBody {
-    pub(crate) name: String,
-    pub(crate) cli: Option<String>,
-    pub(crate) args: Vec<String>,
-    #[serde(alias = "runtime")]
-    pub(crate) transport: Option<String>,
-    pub(crate) provider: Option<String>,
-    pub(crate) model: Option<String>,
-    #[serde(alias = "initial_task", alias = "initialTask")]
-    pub(crate) task: Option<String>,
-    #[serde(alias = "continue_from")]
-    pub(crate) continue_from: Option<String>,
-    pub(crate) channels: Vec<String>,
-    #[serde(alias = "workspace_id")]
-    pub(crate) workspace_id: Option<String>,
-    #[serde(alias = "workspace_alias")]
-    pub(crate) workspace_alias: Option<String>,
-    pub(crate) cwd: Option<String>,
-    pub(crate) team: Option<String>,
-    pub(crate) parent: Option<String>,
-    #[serde(alias = "idle_threshold_secs")]
-    pub(crate) idle_threshold_secs: Option<u64>,
-    #[serde(alias = "restart_policy")]
-    pub(crate) restart_policy: Option<RestartPolicy>,
-    #[serde(alias = "harness_config", alias = "harnessPlan", alias = "harness_plan")]
-    pub(crate) harness_config: Option<HarnessConfig>,
-    #[serde(alias = "spawn_mode")]
-    pub(crate) spawn_mode: Option<String>,
-    #[serde(alias = "exit_after_task")]
-    pub(crate) exit_after_task: bool,
-    #[serde(alias = "skip_relay_prompt")]
-    pub(crate) skip_relay_prompt: bool,
-    #[serde(alias = "allow_permission_bypass")]
-    pub(crate) allow_permission_bypass: bool,
-    #[serde(alias = "agent_token")]
-    pub(crate) agent_token: Option<String>,
-    #[serde(alias = "agent_result_schema", alias = "resultSchema", alias = "result_schema")]
-    pub(crate) agent_result_schema: Option<Value>,
-    #[serde(alias = "session_id")]
-    pub(crate) session_id: Option<String>,
-    #[serde(alias = "harness_id")]
-    pub(crate) harness_id: Option<Value>,
-    #[serde(skip)]
-    pub(crate) invocation_id: Option<String>,
-}
-
-/// Program that a driver has resolved by itself.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct HarnessConfig {
-    runtime: Option<String>,
-    command: Option<String>,
-    args: Vec<String>,
-    cwd: Option<String>,
-    env: BTreeMap<String, String>,
-    #[serde(alias = "session_id")]
-    session_id: Option<String>,
-    metadata: Option<HarnessMetadata>,
-    #[serde(flatten)]
-    app_server: AppServerConfig,
-}
-
-/// Wishes of a driver beside the program; other keys are its own.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct HarnessMetadata {
-    verification: VerificationOverride,
-}
 
 /// `POST /api/spawn`
 pub(super) async fn spawn(ready: Ready, body: Body) -> ApiResult<Json<Value>> {

@@ -28,8 +28,9 @@ use super::{
     task::LinkSettings,
 };
 use crate::{
+    api::types::Event,
     clock,
-    events::{Event, Hub},
+    events::Hub,
     insight::count_dropped,
     mailbox::{FrameAnswer, read_receipt},
     metric_names,

@@ -22,10 +22,10 @@ use tokio_util::sync::CancellationToken;
 use super::{
     acks::Acks,
     hosted::{HostedAgent, HostedAgents},
-    manifest::{Manifest, RunnerManifest},
+    manifest::Manifest,
 };
 
-use crate::{insight::count_dropped, mailbox::MailboxLength};
+use crate::{api::types::RunnerManifest, insight::count_dropped, mailbox::MailboxLength};
 
 /// Time for registering an agent, waiting for a connection included.
 const HOST_TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,10 +1,9 @@
 //! What this node offers to the engine.
 
 use relay_wire::nodes::frame::{Capability, Heartbeat, Register};
-use serde::Deserialize;
 use serde_json::json;
 
-use crate::version;
+use crate::{api::types::RunnerManifest, version};
 
 /// Negotiates positions of mailboxes.
 const CURSOR: &str = "relay:delivery-cursor-v1";
@@ -22,18 +21,6 @@ pub(crate) struct Manifest {
     pub(crate) tags: Vec<String>,
     /// Handlers beyond the broker's own are connected, or it starts programs by itself.
     pub(crate) handlers_live: bool,
-}
-
-/// The node as a runner describes it.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct RunnerManifest {
-    pub(crate) name: String,
-    pub(crate) capabilities: Vec<Capability>,
-    #[serde(alias = "maxAgents")]
-    pub(crate) max_agents: Option<u32>,
-    pub(crate) tags: Vec<String>,
-    pub(crate) version: Option<String>,
 }
 
 impl Manifest {

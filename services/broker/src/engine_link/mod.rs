@@ -16,5 +16,5 @@ mod task;
 
 pub(crate) use hosted::HostedAgent;
 pub(crate) use link::{EngineLink, LinkError, Registration};
-pub(crate) use manifest::{Manifest, RunnerManifest};
+pub(crate) use manifest::Manifest;
 pub(crate) use task::{LinkSettings, LinkTask};

@@ -27,9 +27,10 @@ use super::{
     repeats::Repeats,
 };
 use crate::{
+    api::types::Event,
     clock,
     engine::{Engine, Identity},
-    events::{Event, Hub},
+    events::Hub,
     metric_names,
 };
 

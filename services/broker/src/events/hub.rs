@@ -5,11 +5,14 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 use tokio::sync::watch;
 
-use super::{kind::Event, lane::Lane, ring::Ring};
-use crate::clock;
+use super::{lane::Lane, ring::Ring};
+use crate::{
+    api::types::{Event, EventFrame, ReplayGap},
+    clock,
+};
 
 /// Subscribers at the same time.
 const MOST_SUBSCRIBERS: usize = 64;
@@ -45,9 +48,10 @@ impl Hub {
 
     /// Publishes an event about an agent.
     pub(crate) fn publish(&self, name: &str, event: &Event) {
-        let fields = encode(name, event);
-        if let Some(output_bytes) = event.ephemeral_bytes() {
-            let (name, text): (Arc<str>, Arc<str>) = (name.into(), Value::Object(fields).to_string().into());
+        let timestamp = clock::unix_ms();
+        let text_of = |seq| encode(&EventFrame { event, name, timestamp, seq });
+        if let Some(output_bytes) = ephemeral_bytes(event) {
+            let (name, text): (Arc<str>, Arc<str>) = (name.into(), text_of(None).into());
             // Held, so that no durable event gets between the number and the lanes.
             let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
             let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,11 +59,7 @@ impl Hub {
             return;
         }
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let newest = ring.push(|seq| {
-            let mut fields = fields;
-            fields.insert("seq".to_owned(), json!(seq));
-            Value::Object(fields).to_string()
-        });
+        let newest = ring.push(|seq| text_of(Some(seq)));
         // Under the lock, so that the announced numbers only rise.
         self.newest.send_replace(newest);
     }
@@ -81,9 +81,9 @@ impl Hub {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane.clone());
         let (gap, position) = {
             let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-            let gap = ring.has_gap(seq).then(|| {
-                json!({ "kind": "replay_gap", "requestedSinceSeq": seq, "oldestAvailable": ring.oldest() }).to_string()
-            });
+            let gap = ring
+                .has_gap(seq)
+                .then(|| encode(&ReplayGap { requested_since_seq: seq, oldest_available: ring.oldest() }));
             // Numbers of an earlier broker are above ours; the reader continues with the next event.
             (gap, if ring.has_gap(seq) { ring.oldest() - 1 } else { seq.min(ring.newest()) })
         };
@@ -102,12 +102,17 @@ impl Hub {
     }
 }
 
-fn encode(name: &str, event: &Event) -> Map<String, Value> {
-    // Events are structs of strings, numbers and JSON values, and encode to objects.
-    let Ok(Value::Object(mut fields)) = serde_json::to_value(event) else { return Map::new() };
-    fields.insert("name".to_owned(), json!(name));
-    fields.insert("timestamp".to_owned(), json!(clock::unix_ms()));
-    fields
+/// Events are structs of strings, numbers and JSON values: each has a text.
+fn encode(frame: &impl Serialize) -> String {
+    serde_json::to_string(frame).unwrap_or_default()
+}
+
+/// Bytes of output in an event that is not kept; `None` for the durable kinds.
+fn ephemeral_bytes(event: &Event) -> Option<usize> {
+    if let Event::WorkerStream { chunk, .. } = event {
+        return Some(chunk.len());
+    }
+    matches!(event, Event::DeliveryActive { .. }).then_some(0)
 }
 
 /// One reader of events. Dropping it ends the subscription.
@@ -178,6 +183,8 @@ impl Drop for Subscription {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     async fn next(subscription: &mut Subscription) -> Vec<Value> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relay_verification::{Level, delivery::FailureReason, strategy::DeliveryRecord};
 
-use crate::{events::Event, mailbox::Message};
+use crate::{api::types::Event, mailbox::Message};
 
 /// Consequence of a message, of output, or of time.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use relay_verification::{
 
 use super::{effect::Effect, line::TypedLine};
 use crate::{
-    events::{DeliveryProof, DeliveryRef},
+    api::types::{DeliveryProof, DeliveryRef},
     mailbox::Message,
 };
 

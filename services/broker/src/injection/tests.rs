@@ -7,7 +7,7 @@ use relay_verification::{
 
 use super::{AckAnswer, DeliveryMode, Effect, Lead, Pipeline, Profile, ScreenFacts, TypeRequest};
 use crate::{
-    events::Event,
+    api::types::Event,
     mailbox::{Author, Message, Origin, Urgency},
 };
 

@@ -17,7 +17,7 @@ use super::{
     pipeline::{CurrentInjection, Pipeline, ScreenFacts},
 };
 use crate::{
-    events::{DeliveryProof, Event},
+    api::types::{DeliveryProof, Event},
     mailbox::Origin,
     metric_names,
 };

@@ -10,6 +10,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    api::types::{CrashCategory, CrashInsights, CrashPattern, CrashRecord},
     metric_names,
     state::{read_versioned, write_versioned},
 };
@@ -19,65 +20,6 @@ const VERSION: u32 = 1;
 
 const REMEMBERED: usize = 500;
 const HOUR_MS: i64 = 3_600_000;
-
-/// Kind of a crash.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum CrashCategory {
-    Segfault,
-    Oom,
-    Signal,
-    Error,
-}
-
-impl CrashCategory {
-    fn from_end(code: Option<i32>, signal: Option<i32>) -> Self {
-        match (code, signal) {
-            (_, Some(11)) | (Some(139), _) => Self::Segfault,
-            (_, Some(9)) | (Some(137), _) => Self::Oom,
-            (_, Some(_)) => Self::Signal,
-            (_, None) => Self::Error,
-        }
-    }
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Segfault => "segfault",
-            Self::Oom => "oom",
-            Self::Signal => "signal",
-            Self::Error => "error",
-        }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct CrashRecord {
-    pub(crate) agent_name: String,
-    pub(crate) exit_code: Option<i32>,
-    pub(crate) signal: Option<String>,
-    /// Unix time in milliseconds.
-    pub(crate) timestamp: i64,
-    pub(crate) uptime_secs: u64,
-    pub(crate) category: CrashCategory,
-    pub(crate) description: String,
-}
-
-/// Crashes with the same category.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct CrashPattern {
-    category: CrashCategory,
-    count: usize,
-    agents: Vec<String>,
-}
-
-/// Summary for drivers.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct CrashInsights {
-    total_crashes: u64,
-    recent: Vec<CrashRecord>,
-    patterns: Vec<CrashPattern>,
-    health_score: i64,
-}
 
 /// The last 500 crashes.
 #[derive(Debug)]
@@ -115,7 +57,7 @@ impl CrashLog {
 
     /// Records an end by a signal or with a code that is not 0.
     pub(crate) fn record(&self, agent: &str, code: Option<i32>, signal: Option<i32>, uptime_secs: u64, now_ms: i64) {
-        let category = CrashCategory::from_end(code, signal);
+        let category = category_of(code, signal);
         let description = match (code, signal) {
             (_, Some(signal)) => format!("ended by signal {signal} after {uptime_secs} s"),
             (code, None) => format!("exit code {} after {uptime_secs} s", code.unwrap_or_default()),
@@ -164,6 +106,16 @@ impl CrashLog {
             patterns: by_category.into_iter().map(pattern).collect(),
             health_score,
         }
+    }
+}
+
+/// Kind of the crash behind an end.
+fn category_of(code: Option<i32>, signal: Option<i32>) -> CrashCategory {
+    match (code, signal) {
+        (_, Some(11)) | (Some(139), _) => CrashCategory::Segfault,
+        (_, Some(9)) | (Some(137), _) => CrashCategory::Oom,
+        (_, Some(_)) => CrashCategory::Signal,
+        (_, None) => CrashCategory::Error,
     }
 }
 

@@ -5,9 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use serde::Serialize;
-
-use crate::mailbox::Message;
+use crate::{api::types::DeadLetterEntry, mailbox::Message};
 
 const REMEMBERED: usize = 500;
 /// Bytes of all contents.
@@ -22,21 +20,6 @@ pub(crate) struct DeadLetter {
     pub(crate) attempts: u32,
     /// Unix time in milliseconds.
     pub(crate) failed_at_ms: i64,
-}
-
-/// A dead letter as drivers are shown it.
-#[derive(Debug, Serialize)]
-pub(crate) struct ShownLetter {
-    delivery_id: String,
-    event_id: String,
-    name: String,
-    from: String,
-    target: String,
-    body: String,
-    thread_id: Option<String>,
-    reason: &'static str,
-    attempts: u32,
-    failed_at_ms: i64,
 }
 
 /// The last 500 failures.
@@ -64,7 +47,7 @@ impl DeadLetters {
     }
 
     /// All, oldest first.
-    pub(crate) fn list(&self) -> Vec<ShownLetter> {
+    pub(crate) fn list(&self) -> Vec<DeadLetterEntry> {
         self.lock().letters.iter().map(DeadLetter::shown).collect()
     }
 
@@ -90,9 +73,9 @@ impl DeadLetters {
 }
 
 impl DeadLetter {
-    fn shown(&self) -> ShownLetter {
+    fn shown(&self) -> DeadLetterEntry {
         let message = &self.message;
-        ShownLetter {
+        DeadLetterEntry {
             delivery_id: message.delivery_id.clone(),
             event_id: message.event_id.clone(),
             name: self.agent.clone(),

@@ -7,7 +7,11 @@ use std::{
 
 use relay_verification::strategy::{DeliveryRecord, Learned, SHORT_ECHO_WINDOW};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+
+use crate::{
+    api::types::{Latencies, LearnedReport, VerificationReport},
+    clock,
+};
 
 /// Deliveries over which times and the adoption of acks are taken.
 const SAMPLE: usize = 500;
@@ -70,29 +74,29 @@ impl VerificationFigures {
     }
 
     /// Figures for drivers, with what was learned of the program.
-    pub(crate) fn report(&self, learned: Option<&Learned>) -> Value {
+    pub(crate) fn report(&self, learned: Option<&Learned>) -> VerificationReport {
         let verified: u64 = self.verified.values().sum();
         let deliveries = verified + self.unverified + self.failed;
         let percent = |count: u64| share(count, deliveries);
-        let by_method: BTreeMap<&str, Option<f64>> =
-            self.verified.iter().map(|(method, count)| (method.as_str(), percent(*count))).collect();
-        json!({
-            "deliveries": deliveries,
-            "verified_percent": percent(verified),
-            "verified_by_method_percent": by_method,
-            "unverified_percent": percent(self.unverified),
-            "failed_percent": percent(self.failed),
-            "verify_ms": { "p50": self.latency(50), "p95": self.latency(95) },
-            "attempts_per_delivery": (deliveries > 0).then(|| rounded(self.attempts as f64 / deliveries as f64)),
-            "retries_suppressed": self.retries_suppressed,
-            "file_ack_percent": adoption(&self.file_acks),
-            "mcp_ack_percent": adoption(&self.mcp_acks),
-            "learned": learned.map(|learned| json!({
-                "echo_reliable": learned.is_echo_reliable(),
-                "echo_window_ms": u64::try_from(learned.echo_window().as_millis()).unwrap_or(u64::MAX),
-            })),
-            "recommendations": self.recommendations(deliveries, learned),
-        })
+        let by_method: BTreeMap<String, Option<f64>> =
+            self.verified.iter().map(|(method, count)| (method.clone(), percent(*count))).collect();
+        VerificationReport {
+            deliveries,
+            verified_percent: percent(verified),
+            verified_by_method_percent: by_method,
+            unverified_percent: percent(self.unverified),
+            failed_percent: percent(self.failed),
+            verify_ms: Latencies { p50: self.latency(50), p95: self.latency(95) },
+            attempts_per_delivery: (deliveries > 0).then(|| rounded(self.attempts as f64 / deliveries as f64)),
+            retries_suppressed: self.retries_suppressed.clone(),
+            file_ack_percent: adoption(&self.file_acks),
+            mcp_ack_percent: adoption(&self.mcp_acks),
+            learned: learned.map(|learned| LearnedReport {
+                echo_reliable: learned.is_echo_reliable(),
+                echo_window_ms: clock::millis(learned.echo_window()),
+            }),
+            recommendations: self.recommendations(deliveries, learned),
+        }
     }
 
     fn latency(&self, percentile: usize) -> Option<u64> {
@@ -141,12 +145,14 @@ fn rounded(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn shares_times_and_recommendations_are_taken_of_all_outcomes() {
         let mut figures = VerificationFigures::default();
-        assert_eq!(figures.report(None)["verified_percent"], Value::Null);
+        assert_eq!(figures.report(None).verified_percent, None);
         for latency_ms in 1..=15 {
             figures.on_outcome(Outcome::Verified { method: "echo", latency_ms }, 1);
             figures.on_record(DeliveryRecord { has_file_ack: true, ..DeliveryRecord::default() });
@@ -154,7 +160,7 @@ mod tests {
         (0..4).for_each(|_| figures.on_outcome(Outcome::Unverified, 1));
         figures.on_outcome(Outcome::Failed, 4);
         figures.on_suppressed("not_at_prompt");
-        let report = figures.report(Some(&Learned::new()));
+        let report = serde_json::to_value(figures.report(Some(&Learned::new()))).expect("JSON");
         assert_eq!(report["deliveries"], 20);
         assert_eq!((&report["verified_percent"], &report["failed_percent"]), (&json!(75.0), &json!(5.0)));
         assert_eq!(report["verify_ms"], json!({ "p50": 8, "p95": 15 }));

@@ -7,7 +7,7 @@ mod figures;
 mod queue_gauges;
 mod verification_book;
 
-pub(crate) use crashes::{CrashInsights, CrashLog};
+pub(crate) use crashes::CrashLog;
 pub(crate) use dead_letters::{DeadLetter, DeadLetters};
 pub(crate) use figures::Outcome;
 pub(crate) use queue_gauges::{count_dropped, count_dropped_entries, show_queues};

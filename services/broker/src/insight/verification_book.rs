@@ -11,11 +11,11 @@ use std::{
 use anyhow::Result;
 use relay_verification::strategy::{DeliveryRecord, Learned, SHORT_ECHO_WINDOW};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use tokio::{sync::Notify, time::sleep};
 
 use super::figures::{Outcome, VerificationFigures};
 use crate::{
+    api::types::{ProgramReport, VerificationReport},
     clock, metric_names,
     state::{read_versioned, write_versioned},
 };
@@ -164,19 +164,18 @@ impl VerificationBook {
     }
 
     /// Figures of all programs.
-    pub(crate) fn report(&self) -> Vec<Value> {
+    pub(crate) fn report(&self) -> Vec<ProgramReport> {
         let content = self.lock();
-        let reports = content.programs.iter().map(|(program, entry)| {
-            let mut report = entry.figures.report(Some(&entry.learned));
-            report["harness"] = json!(program.harness);
-            report["version"] = json!(program.version);
-            report
+        let reports = content.programs.iter().map(|(program, entry)| ProgramReport {
+            harness: program.harness.clone(),
+            version: program.version.clone(),
+            figures: entry.figures.report(Some(&entry.learned)),
         });
         reports.collect()
     }
 
     /// Figures of one running agent, if it got a message.
-    pub(crate) fn report_agent(&self, agent: &str) -> Option<Value> {
+    pub(crate) fn report_agent(&self, agent: &str) -> Option<VerificationReport> {
         self.lock().agents.get(agent).map(|figures| figures.report(None))
     }
 

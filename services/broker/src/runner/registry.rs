@@ -12,8 +12,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{frames, outbox::Outbox, supervisor::Supervisor};
-use crate::insight::count_dropped;
+use super::{outbox::Outbox, supervisor::Supervisor};
+use crate::{api::types::runner_frame, insight::count_dropped};
 
 /// Calls in flight.
 const MOST_CALLS: usize = 256;
@@ -134,7 +134,7 @@ impl Runners {
         let mut state = self.lock();
         let may_call = state.handlers.contains(name) && state.calls.len() < MOST_CALLS;
         let connection = state.connection.as_ref().filter(|_| may_call)?;
-        if !connection.outbox.try_send(frames::invoke_handler(invocation_id, name, input)) {
+        if !connection.outbox.try_send(runner_frame::invoke_handler(invocation_id, name, input)) {
             count_dropped("runner");
             return None;
         }
@@ -150,7 +150,7 @@ impl Runners {
         state.calls.remove(invocation_id);
         if let Some(connection) = &state.connection {
             // A runner that reads nothing learns of it by its late result.
-            let _ = connection.outbox.try_send(frames::cancel_handler(invocation_id, reason));
+            let _ = connection.outbox.try_send(runner_frame::cancel_handler(invocation_id, reason));
         }
     }
 

@@ -9,7 +9,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
-use super::frames::Refusal;
+use crate::api::types::runner_frame::Refusal;
 
 /// Largest answer of a route.
 const MAX_ANSWER: usize = 32 << 20;
@@ -76,7 +76,44 @@ fn reason(status: StatusCode) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::{
+        api::types::runner_frame,
+        edits::{edited, settings},
+    };
+
+    /// The frames that the packages are tested against.
+    fn recorded() -> impl Strategy<Value = Vec<u8>> {
+        let lines = include_str!("../../../../runners/transcript.jsonl").lines();
+        let frames: Vec<String> = lines
+            .filter_map(|line| Some(serde_json::from_str::<Value>(line).ok()?.get("frame")?.to_string()))
+            .collect();
+        let frames: Vec<&[u8]> = frames.iter().map(String::as_bytes).collect();
+        edited(&frames, &[b"{", b"}", b"\"", b"\\u0000", b"1e999"])
+    }
+
+    proptest! {
+        #![proptest_config(settings())]
+
+        /// Fuzz target of runner frames.
+        #[test]
+        fn edited_frames_are_frames_or_refused(bytes in recorded()) {
+            let text = String::from_utf8_lossy(&bytes);
+            if let Some(frame) = runner_frame::decode(&text) {
+                prop_assert_eq!(frame.v, runner_frame::VERSION);
+                // A name of any kind stays one part of the path.
+                if let Ok((_, path, _)) = route(&frame.kind, &frame.payload) {
+                    prop_assert!(path.starts_with("/api/") && path.matches('/').count() <= 4, "{}", path);
+                    prop_assert!(!path.contains(".."), "{}", path);
+                }
+                let answered = runner_frame::answer(frame.request_id.as_deref(), Ok(frame.payload));
+                let again = runner_frame::decode(&answered).map(|answered| answered.request_id);
+                prop_assert_eq!(again, Some(frame.request_id));
+            }
+        }
+    }
 
     #[test]
     fn names_are_encoded_and_unknown_types_refused() {

@@ -6,24 +6,24 @@ use axum::{
     extract::ws::{CloseFrame, Message, WebSocket, close_code},
     response::Response,
 };
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    frames::{self, Frame, Refusal, VERSION},
-    outbox::Outbox,
-    requests,
-    supervisor::Supervision,
-};
+use super::{outbox::Outbox, requests};
 use crate::{
     agents::SpawnSource,
-    api::{Api, ApiError, Broker, Inbound, MAX_READ, Ready, SpawnBody, Upgrade, close_too_large, routes, start_agent},
-    engine_link::{Registration, RunnerManifest},
+    api::{
+        Api, ApiError, Broker, Inbound, MAX_READ, Ready, Upgrade, close_too_large, routes, start_agent,
+        types::{
+            HandlerResult, RegisterHandlers, RegisterNode, RunnerAnswer, SpawnAgent, SpawnBody,
+            runner_frame::{self, Frame, Refusal, VERSION},
+        },
+    },
+    engine_link::Registration,
     version,
 };
 
@@ -96,14 +96,14 @@ async fn serve(mut socket: WebSocket, api: Api) {
             message = socket.recv(), if requests.len() < MOST_REQUESTS => {
                 last_inbound = Instant::now();
                 match Inbound::from(message) {
-                    Inbound::Frame(Message::Text(text)) => match frames::decode(text.as_str()) {
+                    Inbound::Frame(Message::Text(text)) => match runner_frame::decode(text.as_str()) {
                         Some(frame) => {
                             requests.spawn(handle(api.clone(), id, frame, outbox.clone()));
                             Ok(())
                         }
                         None => {
                             let refusal = Refusal::new("invalid_frame", "a frame is {v: 2, type, payload}");
-                            let answer = Message::text(frames::answer(None, Err(refusal)));
+                            let answer = Message::text(runner_frame::answer(None, Err(refusal)));
                             send(&mut socket, broker, &superseded, answer).await
                         }
                     },
@@ -197,7 +197,7 @@ async fn handle(api: Api, id: u64, frame: Frame, outbox: Outbox) -> bool {
     let Frame { kind, request_id, payload, .. } = frame;
     let outcome = answer(&api, id, &kind, payload).await;
     let leaves = kind == "deregister_node" && outcome.is_ok();
-    outbox.send(frames::answer(request_id.as_deref(), outcome)).await;
+    outbox.send(runner_frame::answer(request_id.as_deref(), outcome)).await;
     leaves
 }
 
@@ -205,19 +205,17 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
     let broker = api.broker().ok_or_else(|| Refusal::new("not_ready", "the broker is starting"))?;
     let link = &broker.services.link;
     match kind {
-        "hello" => Ok(json!({ "broker_version": version::VERSION, "protocol_version": VERSION })),
+        "hello" => Ok(RunnerAnswer::Hello { broker_version: version::VERSION, protocol_version: VERSION }.into()),
         "register_node" => {
             let registration = register_node(api, broker, payload).await?;
-            match registration {
-                Registration::Accepted => Ok(json!({ "registered": true })),
-                Registration::Pending => Ok(json!({ "registered": true, "pending": true })),
-            }
+            let pending = matches!(registration, Registration::Pending);
+            Ok(RunnerAnswer::NodeRegistered { registered: true, pending }.into())
         }
         "register_handlers" => {
             let RegisterHandlers { names } = read(payload)?;
             let handlers_live = broker.runners.set_handlers(id, &names);
             link.set_handlers_live(handlers_live);
-            Ok(json!({ "handlers_live": handlers_live }))
+            Ok(RunnerAnswer::HandlersRegistered { handlers_live }.into())
         }
         "handler_result" => {
             let HandlerResult { invocation_id, output, error } = read(payload)?;
@@ -230,7 +228,7 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
                 if output.to_string().len() > MAX_OUTPUT { Err("output_too_large".to_owned()) } else { Ok(output) }
             });
             if broker.runners.complete(&invocation_id, outcome) {
-                Ok(json!({ "completed": true }))
+                Ok(RunnerAnswer::ResultTaken { completed: true }.into())
             } else {
                 Err(Refusal::new("unknown_invocation", "no such invocation is in flight"))
             }
@@ -240,7 +238,7 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
             broker.runners.fail_calls();
             broker.runners.supervisor.end();
             link.withdraw();
-            Ok(json!({ "deregistered": true }))
+            Ok(RunnerAnswer::NodeDeregistered { deregistered: true }.into())
         }
         _ => requests::call(routes(api.clone()), &api.inner.key, kind, &payload).await,
     }
@@ -284,38 +282,6 @@ async fn spawn_agent(api: &Api, payload: Value) -> Result<Value, Refusal> {
     };
     let spec = body.into_spec(&broker.services).map_err(refused)?;
     start_agent(broker, spec, SpawnSource::Runner).await.map_err(refused)
-}
-
-#[derive(Debug, Deserialize)]
-struct RegisterNode {
-    manifest: RunnerManifest,
-    #[serde(default)]
-    supervision: Option<Supervision>,
-}
-
-#[derive(Debug, Deserialize)]
-struct RegisterHandlers {
-    names: Vec<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct HandlerResult {
-    invocation_id: String,
-    #[serde(default, deserialize_with = "relay_wire::field::present")]
-    output: Option<Option<Value>>,
-    #[serde(default)]
-    error: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct SpawnAgent {
-    agent: SpawnBody,
-    #[serde(default, alias = "initialTask")]
-    initial_task: Option<String>,
-    #[serde(default, alias = "skipRelayPrompt")]
-    skip_relay_prompt: Option<bool>,
-    #[serde(default, alias = "invocationId")]
-    invocation_id: Option<String>,
 }
 
 fn read<T: serde::de::DeserializeOwned>(payload: Value) -> Result<T, Refusal> {

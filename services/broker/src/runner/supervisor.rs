@@ -1,8 +1,6 @@
 //! [`Supervisor`]: starts the program of a runner again when it has ended.
 
 use std::{
-    collections::BTreeMap,
-    path::PathBuf,
     process::Stdio,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -10,7 +8,6 @@ use std::{
 
 use relay_pty::PtyHost;
 use relay_tasks::spawn_isolated;
-use serde::Deserialize;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     process::Command,
@@ -20,7 +17,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::Runners;
 use crate::{
-    agents::{RestartCount, RestartPolicy, withheld_variables},
+    agents::{RestartCount, withheld_variables},
+    api::types::Supervision,
     process_group::ProcessGroup,
 };
 
@@ -30,25 +28,6 @@ const UNKNOWN_PROCESS_PATIENCE: Duration = Duration::from_secs(10);
 const STOP_GRACE: Duration = Duration::from_secs(1);
 /// Bytes of output in one line of the log.
 const LOG_LINE: usize = 4096;
-
-/// The program of a runner, and the rules of its restart.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(super) struct Supervision {
-    argv: Vec<String>,
-    #[serde(default)]
-    cwd: Option<PathBuf>,
-    #[serde(default)]
-    env: BTreeMap<String, String>,
-    #[serde(default, alias = "restartPolicy")]
-    restart_policy: RestartPolicy,
-}
-
-impl Supervision {
-    /// Returns whether there is a program to start.
-    pub(super) fn is_valid(&self) -> bool {
-        self.argv.first().is_some_and(|program| !program.is_empty())
-    }
-}
 
 /// The one supervision in force.
 #[derive(Debug, Default)]

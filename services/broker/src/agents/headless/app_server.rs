@@ -8,7 +8,10 @@ use serde_json::{Value, json};
 use url::{Host, Url};
 
 use super::NotTaken;
-use crate::agents::AgentError;
+use crate::{
+    agents::AgentError,
+    api::types::{AppServerAuth, AppServerConfig, AppServerRelease},
+};
 
 const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The server is told of the end within this time, or not at all.
@@ -22,50 +25,6 @@ pub(crate) struct AppServer {
     session_id: String,
     auth: AppServerAuth,
     release: AppServerRelease,
-}
-
-/// App server as a driver describes it.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct AppServerConfig {
-    driver: Option<String>,
-    protocol: Option<String>,
-    endpoint: Option<String>,
-    auth: Option<AppServerAuth>,
-    host: Option<AppServerHost>,
-    release: AppServerRelease,
-}
-
-#[derive(Debug, Deserialize)]
-struct AppServerHost {
-    #[serde(default)]
-    ownership: Option<String>,
-}
-
-/// Credentials for the server.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
-enum AppServerAuth {
-    #[default]
-    None,
-    Bearer {
-        token: String,
-    },
-    Basic {
-        username: String,
-        #[serde(default)]
-        password: Option<String>,
-    },
-}
-
-/// Fate of the session at the release of its agent.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum AppServerRelease {
-    Abort,
-    #[default]
-    Detach,
-    Delete,
 }
 
 impl AppServerConfig {

@@ -8,7 +8,7 @@ mod task;
 use relay_verification::delivery::FailureReason;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use app_server::{AppServer, AppServerConfig};
+pub(crate) use app_server::AppServer;
 pub(super) use task::HeadlessTask;
 
 /// Way to a headless agent.

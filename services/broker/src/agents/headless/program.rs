@@ -11,10 +11,7 @@ use tokio::{
 };
 
 use super::NotTaken;
-use crate::{
-    events::{Event, Hub},
-    process_group::ProcessGroup,
-};
+use crate::{api::types::Event, events::Hub, process_group::ProcessGroup};
 
 /// Bytes of output in one event.
 const CHUNK: usize = 32 << 10;

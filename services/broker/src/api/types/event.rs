@@ -1,8 +1,30 @@
-//! The kinds of events and their fields.
+//! Events as drivers read them: on `/ws` and in the answer of `/api/events/replay`.
 
 use relay_verification::{Level, channel::INJECTED_METHOD};
 use serde::Serialize;
 use serde_json::Value;
+
+/// An event with its place among the others.
+#[derive(Debug, Serialize)]
+pub(crate) struct EventFrame<'a> {
+    #[serde(flatten)]
+    pub(crate) event: &'a Event,
+    /// Name of the agent.
+    pub(crate) name: &'a str,
+    /// Unix time in milliseconds.
+    pub(crate) timestamp: i64,
+    /// Number of a durable event; none for others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seq: Option<u64>,
+}
+
+/// First frame of a reader whose position is not kept any more.
+#[derive(Debug, Serialize)]
+#[serde(tag = "kind", rename = "replay_gap", rename_all = "camelCase")]
+pub(crate) struct ReplayGap {
+    pub(crate) requested_since_seq: u64,
+    pub(crate) oldest_available: u64,
+}
 
 /// Something that happened to an agent. Names of fields and kinds are those that published drivers read.
 #[derive(Debug, Clone, Serialize)]
@@ -242,13 +264,5 @@ impl Event {
     /// An error of an agent.
     pub(crate) fn worker_error(code: &'static str, message: String, retryable: bool) -> Self {
         Self::WorkerError { code, message: message.clone(), error: ErrorText { code, message, retryable } }
-    }
-
-    /// Bytes of output in an event that is not kept; `None` for the durable kinds.
-    pub(super) fn ephemeral_bytes(&self) -> Option<usize> {
-        if let Self::WorkerStream { chunk, .. } = self {
-            return Some(chunk.len());
-        }
-        matches!(self, Self::DeliveryActive { .. }).then_some(0)
     }
 }
