@@ -21,6 +21,7 @@ mod injection;
 mod insight;
 mod invocations;
 mod lease;
+mod linux;
 mod mailbox;
 mod metric_names;
 mod process_group;

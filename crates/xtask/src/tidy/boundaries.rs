@@ -20,7 +20,10 @@ const NOT_TOWARDS_TENANTS: [&str; 1] = ["crates/engine/src/access/operators/issu
 /// Crates of pure functions and state machines.
 const COMPUTING: [&str; 2] = ["crates/domain/src/", "crates/verification/src/"];
 
-const BOUNDARIES: [Boundary; 5] = [
+/// Programs and crates that depend on Linux, in the module of that name.
+const ON_LINUX: [&str; 2] = ["crates/pty/src/", "services/broker/src/"];
+
+const BOUNDARIES: [Boundary; 6] = [
     Boundary {
         needles: &["sqlx::"],
         // The domain declares column types of its ids and enums; it executes nothing.
@@ -48,6 +51,13 @@ const BOUNDARIES: [Boundary; 5] = [
             in_engine(path) && !own && !NOT_TOWARDS_TENANTS.contains(&path)
         },
         rule: "tenants' URLs are called through crates/egress only",
+    },
+    Boundary {
+        needles: &["\"/proc", "\"/sys/", "inotify", "pidfd", "epoll", "set_child_subreaper", "Dumpable", "target_os"],
+        applies_to: |path| {
+            ON_LINUX.iter().any(|place| path.strip_prefix(place).is_some_and(|inside| !inside.starts_with("linux/")))
+        },
+        rule: "what depends on Linux is in the module `linux`",
     },
     Boundary {
         needles: &[
@@ -170,5 +180,8 @@ mod tests {
         assert!(!finds("crates/engine/src/a.rs", "#[cfg(test)]\nmod tests {\n    let x = json!({});\n}"));
         assert!(!finds("services/gateway/src/a.rs", "    request_body(content = B, example = json!({})),"));
         assert!(!finds("crates/domain/src/a.rs", "    // not Instant::now(), see above"));
+        assert!(finds("services/broker/src/api/a.rs", "    fs::read_to_string(\"/proc/self/statm\")"));
+        assert!(finds("crates/pty/src/a.rs", "    inotify::init(flags)"));
+        assert!(!finds("services/broker/src/linux/a.rs", "    inotify::init(flags)"));
     }
 }

@@ -26,7 +26,6 @@ mod spawner;
 mod spec;
 mod task;
 
-pub(crate) use ack_files::AckWatch;
 pub(crate) use activity::{AgentInfo, AgentState};
 pub(crate) use agent_error::AgentError;
 pub(crate) use command::{AgentCommand, AgentHandle, ModeChange, wait_written, write_error};

@@ -6,12 +6,10 @@ use relay_pty::{EventStream, ProcessIdentity, PtyError, SpawnRequest, Terminal};
 use tokio::time::Instant;
 
 use super::{
-    AgentError, AgentHandle, AgentSpec, Services, SessionSource,
-    ack_files::{AckFolder, WatchedFolder},
-    environment::environment,
+    AgentError, AgentHandle, AgentSpec, Services, SessionSource, ack_files::AckFolder, environment::environment,
     mcp::mcp_servers,
 };
-use crate::{harness::Harness, insight::ProgramVersion, state::AgentRecord};
+use crate::{harness::Harness, insight::ProgramVersion, linux::WatchedFolder, state::AgentRecord};
 
 /// Everything that is needed to start the program of one agent, also once more.
 pub(super) struct Launch {

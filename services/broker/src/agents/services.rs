@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::timeout};
 use tokio_util::task::TaskTracker;
 
-use super::{AckWatch, Agents, ContinuityFolder};
+use super::{Agents, ContinuityFolder};
 use crate::{
     api::types::{DeliveryRef, Event},
     engine::{Engine, Identity, Request},
@@ -23,6 +23,7 @@ use crate::{
     events::Hub,
     harness::HarnessTable,
     insight::{CrashLog, DeadLetters, VerificationBook},
+    linux::FolderWatch,
     metric_names,
     state::{Ledger, ProjectFiles, Roster},
 };
@@ -74,7 +75,7 @@ pub(crate) struct SharedServices {
     pub(crate) crashes: Arc<CrashLog>,
     pub(crate) dead_letters: Arc<DeadLetters>,
     pub(crate) verification: Arc<VerificationBook>,
-    pub(crate) ack_watch: Arc<AckWatch>,
+    pub(crate) ack_watch: Arc<FolderWatch>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) held: Arc<HeldTime>,
     pub(crate) tasks: TaskTracker,

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    AgentCommand, AgentInfo, AgentState, ack_files,
+    AgentCommand, AgentInfo, AgentState,
     context_budget::ContextBudget,
     continuity::{ContinuityBlocks, ContinuityTurns, Notes},
     exit_line::ExitLine,
@@ -33,6 +33,7 @@ use crate::{
     api::types::Event,
     clock,
     injection::{DeliveryMode, Failure, Pipeline, Profile, Readiness, Settlement, TypeRequest},
+    linux::folder_changed,
     mailbox::{Author, Message, Origin, SharedMailbox, Urgency},
     metric_names,
 };
@@ -242,7 +243,7 @@ impl AgentTask {
                     }
                 }
                 () = self.mailbox.arrived.notified() => self.on_arrived(running),
-                () = ack_files::changed(self.launch.ack_watch.as_ref()) => running.ack_files_due = running.latest,
+                () = folder_changed(self.launch.ack_watch.as_ref()) => running.ack_files_due = running.latest,
                 Some(done) = running.works.next() => self.on_done(running, done),
                 Some(done) = running.outcomes.next() => self.on_done(running, done),
                 () = sleep_until(deadline) => {}

@@ -4,7 +4,7 @@ use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
 use super::{Api, extract::Ready};
-use crate::{agents::Members, clock, engine::Identity, version::VERSION};
+use crate::{agents::Members, clock, engine::Identity, linux, version::VERSION};
 
 /// Version of this API.
 const PROTOCOL_VERSION: u32 = 2;
@@ -28,7 +28,7 @@ pub(super) async fn health(State(api): State<Api>) -> Json<Value> {
         "agentCount": agents.len(),
         "pendingDeliveryCount": pending,
         "wsConnections": api.inner.hub.subscriber_count(),
-        "memoryMb": memory_mb().await,
+        "memoryMb": linux::resident_bytes().await.map(|bytes| bytes >> 20),
         "relaycastConnected": is_connected,
     }))
 }
@@ -72,11 +72,4 @@ pub(super) async fn shutdown(ready: Ready) -> Json<Value> {
 fn memberships(members: &Members) -> Value {
     let entry = |identity: &Identity| json!({ "workspace_id": identity.workspace_id, "workspace_alias": identity.workspace_alias });
     members.identities().map(entry).collect()
-}
-
-/// Resident memory of this process.
-async fn memory_mb() -> Option<u64> {
-    let statistics = tokio::fs::read_to_string("/proc/self/statm").await.ok()?;
-    let pages: u64 = statistics.split_whitespace().nth(1)?.parse().ok()?;
-    Some((pages * rustix::param::page_size() as u64) >> 20)
 }

@@ -17,7 +17,7 @@ use relay_runtime::{
 use relay_tasks::TaskSet;
 
 use self::{api_server::ApiServer, joining::join_engine, local_state::LocalState, operation::Operation};
-use crate::{cli::Init, clock, state::StateDirectory};
+use crate::{cli::Init, clock, linux, state::StateDirectory};
 
 /// Runs the broker until it is stopped.
 pub(crate) async fn run(settings: Init) -> Result<()> {
@@ -30,7 +30,10 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     let recorder = metrics::install()?;
     // No other code in this program has chosen the crypto provider yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    forbid_tracing();
+    // Environment and memory hold keys, and agents run as the same user.
+    if let Err(error) = linux::forbid_tracing() {
+        tracing::warn!(%error, "other processes of this user may read the broker's memory");
+    }
     let shutdown = Shutdown::on_signals().context("listen to signals")?;
     let stop = shutdown.token();
     let tasks = TaskSet::new(stop.clone());
@@ -54,12 +57,4 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     server.stop().await;
     tracing::info!("broker stopped");
     Ok(tasks.check()?)
-}
-
-/// Environment and memory hold keys: agents run as the same user and must not read them through `/proc`.
-fn forbid_tracing() {
-    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!(%error, "other processes of this user may read the broker's memory");
-    }
 }

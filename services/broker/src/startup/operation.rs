@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::{api_server::ApiServer, local_state::LocalState};
 use crate::{
     agents::{
-        AckWatch, AgentCommand, AgentSettings, Agents, ContinuityFolder, Members, Services, SharedServices, Spawner,
+        AgentCommand, AgentSettings, Agents, ContinuityFolder, Members, Services, SharedServices, Spawner,
         run_receipts, run_reports,
     },
     api::Broker,
@@ -21,6 +21,7 @@ use crate::{
     engine_link::{LinkSettings, LinkTask, Manifest},
     insight::{VerificationBook, show_queues},
     invocations::{self, Handlers},
+    linux::FolderWatch,
     restore,
     runner::Runners,
     state::{AgentRecord, Roster},
@@ -75,7 +76,7 @@ impl Operation {
             crashes,
             dead_letters: Arc::default(),
             verification: verification.clone(),
-            ack_watch: AckWatch::new(),
+            ack_watch: FolderWatch::new(),
             counters: Arc::default(),
             held: Arc::default(),
             tasks: TaskTracker::new(),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{sync::Notify, task::spawn_blocking, time::sleep};
 
 use super::{read_versioned, write_versioned};
-use crate::agents::AgentSpec;
+use crate::{agents::AgentSpec, linux};
 
 /// Version of the format.
 const VERSION: u32 = 1;
@@ -60,7 +60,7 @@ impl Roster {
     /// If it cannot be read or was written by a newer broker.
     pub(crate) fn open(path: PathBuf) -> Result<(Self, RosterFile)> {
         let previous: RosterFile = read_versioned(&path, VERSION)?.unwrap_or_default();
-        let content = Mutex::new(RosterFile { boot_id: boot_id(), ..RosterFile::default() });
+        let content = Mutex::new(RosterFile { boot_id: linux::boot_id(), ..RosterFile::default() });
         Ok((Self { path, content, unwritten: Notify::new() }, previous))
     }
 
@@ -159,15 +159,9 @@ impl AgentRecord {
 impl RosterFile {
     /// Returns whether the machine was started again since, so that ids of processes name strangers.
     pub(crate) fn is_of_earlier_boot(&self) -> bool {
-        let now = boot_id();
+        let now = linux::boot_id();
         self.boot_id.is_some() && now.is_some() && self.boot_id != now
     }
-}
-
-/// Id of this run of the machine.
-fn boot_id() -> Option<String> {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    Some(id.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -1,6 +1,4 @@
-//! Ack files: [`AckFolder`], where one agent writes them and how they are read; [`AckWatch`] notices new ones.
-
-mod watch;
+//! Ack files: [`AckFolder`], where one agent writes them and how they are read.
 
 use std::{
     io::{self, Read as _},
@@ -17,8 +15,6 @@ use rustix::{
     io::Errno,
 };
 
-pub(crate) use self::watch::AckWatch;
-pub(super) use self::watch::{WatchedFolder, changed};
 use crate::clock;
 
 /// A file that was not accepted is removed after this time.

@@ -1,4 +1,4 @@
-//! [`AckWatch`]: the kernel's notification of changes in folders of ack files. Without it they are polled.
+//! [`FolderWatch`]: the kernel's notification of new files in folders. Where it gives none, they are polled.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ type Folders = Mutex<HashMap<i32, Arc<Notify>>>;
 
 /// One watch for the folders of all agents.
 #[derive(Debug)]
-pub(crate) struct AckWatch {
+pub(crate) struct FolderWatch {
     /// Absent where the kernel gives none: too many in use.
     kernel: Option<Arc<OwnedFd>>,
     folders: Arc<Folders>,
@@ -30,28 +30,29 @@ pub(crate) struct AckWatch {
 
 /// A folder that is watched until this is dropped.
 #[derive(Debug)]
-pub(in crate::agents) struct WatchedFolder {
-    watch: Arc<AckWatch>,
+pub(crate) struct WatchedFolder {
+    watch: Arc<FolderWatch>,
     id: i32,
     changed: Arc<Notify>,
 }
 
-impl AckWatch {
+impl FolderWatch {
     /// Opens the watch and starts the one thread that reads it, which ends with the process.
     pub(crate) fn new() -> Arc<Self> {
         let folders = Arc::<Folders>::default();
         let opened = inotify::init(CreateFlags::CLOEXEC).map_err(std::io::Error::from).map(Arc::new);
         let started = opened.and_then(|kernel| {
             let (read, known) = (kernel.clone(), folders.clone());
-            thread::Builder::new().name("ack-watch".to_owned()).spawn(move || pass_on(&read, &known))?;
+            thread::Builder::new().name("folder-watch".to_owned()).spawn(move || pass_on(&read, &known))?;
             Ok(kernel)
         });
-        let kernel = started.inspect_err(|error| tracing::warn!(%error, "ack files are polled, not watched")).ok();
+        let kernel =
+            started.inspect_err(|error| tracing::warn!(%error, "folders of ack files are polled, not watched")).ok();
         Arc::new(Self { kernel, folders })
     }
 
     /// Watches a folder. `None` if the kernel cannot.
-    pub(in crate::agents) fn watch(self: &Arc<Self>, folder: &Path) -> Option<WatchedFolder> {
+    pub(crate) fn watch(self: &Arc<Self>, folder: &Path) -> Option<WatchedFolder> {
         let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO;
         // Held, so that no event comes before the entry.
         let mut folders = self.lock();
@@ -80,7 +81,7 @@ fn pass_on(kernel: &OwnedFd, folders: &Folders) {
             }
             Err(Errno::INTR) => {}
             Err(error) => {
-                tracing::warn!(%error, "the watch of ack files has ended, they are polled");
+                tracing::warn!(%error, "the watch of folders has ended, ack files are polled");
                 return;
             }
         }
@@ -105,7 +106,7 @@ impl Drop for WatchedFolder {
 }
 
 /// Waits for a change; for ever without a watch.
-pub(in crate::agents) async fn changed(folder: Option<&WatchedFolder>) {
+pub(crate) async fn folder_changed(folder: Option<&WatchedFolder>) {
     match folder {
         Some(folder) => folder.changed.notified().await,
         None => std::future::pending().await,
@@ -123,10 +124,10 @@ mod tests {
     #[tokio::test]
     async fn a_new_file_is_noticed_until_the_folder_is_dropped() {
         let home = tempfile::tempdir().expect("a folder");
-        let watch = AckWatch::new();
+        let watch = FolderWatch::new();
         let folder = watch.watch(home.path()).expect("a watch");
         std::fs::write(home.path().join("d1"), "x").expect("a file");
-        timeout(Duration::from_secs(10), changed(Some(&folder))).await.expect("a notification");
+        timeout(Duration::from_secs(10), folder_changed(Some(&folder))).await.expect("a notification");
         drop(folder);
         assert!(watch.lock().is_empty());
     }
@@ -134,12 +135,12 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_an_agent_leaves_its_successor_the_watch() {
         let home = tempfile::tempdir().expect("a folder");
-        let watch = AckWatch::new();
+        let watch = FolderWatch::new();
         let first = watch.watch(home.path()).expect("a watch");
         let second = watch.watch(home.path()).expect("a watch");
         drop(first);
         std::fs::write(home.path().join("d1"), "x").expect("a file");
-        timeout(Duration::from_secs(10), changed(Some(&second))).await.expect("a notification");
+        timeout(Duration::from_secs(10), folder_changed(Some(&second))).await.expect("a notification");
         drop(second);
         assert!(watch.lock().is_empty());
     }
