@@ -11,7 +11,6 @@ mod end;
 mod environment;
 mod exit_line;
 mod gates;
-mod happenings;
 mod headless;
 mod mcp;
 mod members;

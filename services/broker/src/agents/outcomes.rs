@@ -6,8 +6,7 @@ use tokio::time::{Duration, Instant, sleep};
 
 use super::{
     Receipt,
-    happenings::reference,
-    task::{AgentTask, Done, Works},
+    task::{AgentTask, Done, Works, reference},
 };
 use crate::{
     api::types::{DeliveryProof, Event},

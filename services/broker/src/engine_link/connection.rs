@@ -5,36 +5,27 @@ use std::{
     time::Duration,
 };
 
-use futures::{SinkExt as _, StreamExt as _, stream::SplitStream};
+use futures::{StreamExt as _, stream::SplitStream};
 use relay_wire::nodes::{
-    engine_frame::{self, Deliver, EngineFrame, ErrorReply},
-    frame::{Ack, AgentDeregister, InboundFrame, Inventory, encode_from_node},
-    replies::RegisteredAgent,
+    engine_frame::{self, ErrorReply},
+    frame::{Ack, InboundFrame, Inventory},
 };
-use serde_json::Value;
 use tokio::{
     sync::{mpsc, oneshot},
-    task::JoinSet,
     time::{Instant, interval, sleep_until, timeout},
 };
 use tokio_tungstenite::tungstenite::{Message, protocol::CloseFrame, protocol::frame::coding::CloseCode};
 
 use super::{
     dial::Socket,
-    link::{HostRequest, LinkRequest, LinkShared, LinkState},
+    link::{LinkRequest, LinkShared, LinkState},
     manifest::Manifest,
+    outbox::Outbox,
     pending::{PendingRequests, WaitingRequest},
     repeats::Repeats,
     task::LinkSettings,
 };
-use crate::{
-    api::types::Event,
-    clock,
-    events::Hub,
-    insight::count_dropped,
-    mailbox::{FrameAnswer, read_receipt},
-    metric_names,
-};
+use crate::events::Hub;
 
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(12);
@@ -44,9 +35,6 @@ const SILENCE: Duration = Duration::from_secs(48);
 /// Acks that come within this time are written together.
 const ACK_DELAY: Duration = Duration::from_millis(20);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Frames that wait to be written. A socket that lets more pile up is given up.
-const OUTBOX: usize = 4096;
-const POSITION: &str = "delivery.position";
 
 /// End of a connection.
 #[derive(Debug)]
@@ -60,21 +48,20 @@ pub(super) enum End {
 }
 
 pub(super) struct Connection<'a> {
-    own_agent_id: &'a str,
-    hub: &'a Hub,
-    invocations: &'a mpsc::Sender<engine_frame::ActionInvoke>,
-    shared: &'a Arc<LinkShared>,
-    requests: &'a mut mpsc::Receiver<LinkRequest>,
-    stream: SplitStream<Socket>,
-    outbox: mpsc::Sender<Message>,
-    writer: JoinSet<()>,
-    pending: PendingRequests,
-    last_inbound: Instant,
-    last_heartbeat: Instant,
-    last_inventory: Instant,
-    repeats: &'a mut Repeats,
+    pub(super) own_agent_id: &'a str,
+    pub(super) hub: &'a Hub,
+    pub(super) invocations: &'a mpsc::Sender<engine_frame::ActionInvoke>,
+    pub(super) shared: &'a Arc<LinkShared>,
+    pub(super) requests: &'a mut mpsc::Receiver<LinkRequest>,
+    pub(super) stream: SplitStream<Socket>,
+    pub(super) outbox: Outbox,
+    pub(super) pending: PendingRequests,
+    pub(super) last_inbound: Instant,
+    pub(super) last_heartbeat: Instant,
+    pub(super) last_inventory: Instant,
+    pub(super) repeats: &'a mut Repeats,
     /// Since when the engine is expected to close the deregistered connection.
-    renewed_at: Option<Instant>,
+    pub(super) renewed_at: Option<Instant>,
 }
 
 impl<'a> Connection<'a> {
@@ -85,18 +72,7 @@ impl<'a> Connection<'a> {
         repeats: &'a mut Repeats,
         socket: Socket,
     ) -> Self {
-        let (mut sink, stream) = socket.split();
-        let (outbox, mut frames) = mpsc::channel(OUTBOX);
-        let mut writer = JoinSet::new();
-        writer.spawn(async move {
-            while let Some(frame) = frames.recv().await {
-                if sink.send(frame).await.is_err() {
-                    return;
-                }
-            }
-            // The peer may have closed first.
-            let _ = sink.close().await;
-        });
+        let (sink, stream) = socket.split();
         let now = Instant::now();
         Self {
             own_agent_id: &settings.identity.agent_id,
@@ -105,8 +81,7 @@ impl<'a> Connection<'a> {
             shared,
             requests,
             stream,
-            outbox,
-            writer,
+            outbox: Outbox::new(sink),
             pending: PendingRequests::default(),
             last_inbound: now,
             last_heartbeat: now,
@@ -190,7 +165,7 @@ impl<'a> Connection<'a> {
                 }
                 () = shared.hosted.changed.notified() => self.announce()?,
                 _ = ticks.tick() => self.tick()?,
-                Some(_) = self.writer.join_next() => return Err("the socket takes no frames any more".to_owned()),
+                () = self.outbox.broken() => return Err("the socket takes no frames any more".to_owned()),
                 () = stop.cancelled() => return Ok(()),
             }
         }
@@ -208,11 +183,8 @@ impl<'a> Connection<'a> {
             return;
         }
         let close = CloseFrame { code: CloseCode::Normal, reason: "deregistered".into() };
-        // A full outbox means that the engine reads nothing: there is nobody to say goodbye to.
-        let _ = self.outbox.try_send(Message::Close(Some(close)));
-        drop(self.outbox);
         let ended = async {
-            self.writer.join_next().await;
+            self.outbox.close(close).await;
             while let Some(Ok(_)) = self.stream.next().await {}
         };
         if timeout(CLOSE_TIMEOUT, ended).await.is_err() {
@@ -235,115 +207,6 @@ impl<'a> Connection<'a> {
             Some(Ok(Message::Text(text))) => self.on_text(text.as_str()),
             Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => Ok(()),
         }
-    }
-
-    fn on_text(&mut self, text: &str) -> Result<(), String> {
-        match engine_frame::decode(text) {
-            Ok(EngineFrame::Deliver(frame)) => self.on_deliver(*frame),
-            Ok(EngineFrame::Invoke(invoke)) => {
-                if self.invocations.try_send(*invoke).is_err() {
-                    count_dropped("invocations");
-                    tracing::warn!("too many invocations wait, one is left to the engine's time-out");
-                }
-                Ok(())
-            }
-            Ok(EngineFrame::Reply(reply)) => match self.pending.take_for(&reply) {
-                Some(WaitingRequest::Register(waiting)) => {
-                    // The registration may have been given up.
-                    let _ = waiting.send(Ok(reply.data));
-                    Ok(())
-                }
-                Some(WaitingRequest::Host(request)) => self.on_hosted(*request, reply.data),
-                Some(WaitingRequest::Manifest(manifest, waiting)) => {
-                    self.renewed_at = None;
-                    self.shared.manifest.send_replace(*manifest);
-                    let _ = waiting.send(Ok(()));
-                    self.announce()
-                }
-                Some(WaitingRequest::Logged(_)) | None => Ok(()),
-            },
-            Ok(EngineFrame::Error(error)) => {
-                match self.pending.take(&error.id) {
-                    Some(WaitingRequest::Register(waiting)) => {
-                        let _ = waiting.send(Err(error));
-                    }
-                    Some(WaitingRequest::Host(request)) => {
-                        let _ = request.reply.send(Err(error));
-                    }
-                    Some(WaitingRequest::Manifest(_, waiting)) => {
-                        let _ = waiting.send(Err(error));
-                    }
-                    Some(WaitingRequest::Logged(kind)) => {
-                        tracing::warn!(kind, code = error.code, message = error.message, "the engine refused a frame");
-                    }
-                    None => tracing::warn!(code = error.code, message = error.message, "the engine reports an error"),
-                }
-                Ok(())
-            }
-            Ok(EngineFrame::Ignored { kind }) => {
-                tracing::debug!(kind, "a frame asks nothing of this node");
-                Ok(())
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a frame of the engine cannot be read, it is ignored");
-                Ok(())
-            }
-        }
-    }
-
-    fn on_deliver(&mut self, frame: Deliver) -> Result<(), String> {
-        let name = frame.agent.clone();
-        let mailbox = self.shared.hosted.mailbox(&name);
-        if frame.seq == 0 && frame.payload.kind == POSITION {
-            // In socket order: everything before it was taken in. Barriers come for an agent that nobody is.
-            let position = mailbox.map_or(0, |mailbox| mailbox.acked());
-            return self.send_ack(&name, position);
-        }
-        if let Some((event_id, reader)) = read_receipt(&frame)
-            && let Some(reader) = self.shared.hosted.mailbox(reader)
-        {
-            reader.on_read(event_id);
-        }
-        let Some(mailbox) = mailbox else {
-            tracing::warn!(agent.name = name, frame.seq, "a frame is for an agent that is not hosted here");
-            return Ok(());
-        };
-        match mailbox.on_frame(frame, clock::unix_ms()) {
-            FrameAnswer::Ack(position) => self.send_ack(&name, position),
-            FrameAnswer::Dropped(position) => {
-                self.hub.publish(&name, &Event::DeliveryDropped { count: 1, reason: "mailbox_full" });
-                self.send_ack(&name, position)
-            }
-            FrameAnswer::Nothing => Ok(()),
-        }
-    }
-
-    fn on_hosted(&mut self, request: HostRequest, data: Value) -> Result<(), String> {
-        let registered: RegisteredAgent = match serde_json::from_value(data) {
-            Ok(registered) => registered,
-            Err(error) => {
-                tracing::warn!(%error, "the reply to a registration cannot be read");
-                return Ok(());
-            }
-        };
-        if request.reply.is_closed() {
-            return self.undo_registration(registered.agent_id);
-        }
-        // Before the next frame is read: it may be the agent's first message.
-        let agent = self.shared.host(self.own_agent_id, &request, &registered);
-        if request.reply.send(Ok(agent)).is_err() {
-            self.shared.hosted.remove(&registered.name, &registered.agent_id);
-            return self.undo_registration(registered.agent_id);
-        }
-        Ok(())
-    }
-
-    /// The caller has given the registration up.
-    fn undo_registration(&mut self, agent_id: String) -> Result<(), String> {
-        self.request(
-            WaitingRequest::Logged("agent.deregister"),
-            &InboundFrame::AgentDeregister(AgentDeregister { agent_id }),
-        )
     }
 
     fn on_request(&mut self, request: LinkRequest) -> Result<(), String> {
@@ -384,13 +247,12 @@ impl<'a> Connection<'a> {
         }
         if now.duration_since(self.last_heartbeat) >= HEARTBEAT_EVERY {
             self.send_heartbeat()?;
-            self.post(Message::Ping(Vec::new().into()))?;
+            self.outbox.post(Message::Ping(Vec::new().into()))?;
         }
         if now.duration_since(self.last_inventory) >= INVENTORY_EVERY {
             self.announce()?;
         }
-        let waiting = self.outbox.max_capacity() - self.outbox.capacity();
-        metrics::gauge!(metric_names::QUEUE_ITEMS, "queue" => "node_socket").set(waiting as f64);
+        self.outbox.show();
         let has_gap = self.shared.hosted.mailboxes().iter().any(|(_, mailbox)| mailbox.has_gap());
         match self.repeats.judge(now, has_gap, self.shared.has_room.load(Ordering::Relaxed)) {
             Some(reason) => Err(reason.to_owned()),
@@ -398,7 +260,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn announce(&mut self) -> Result<(), String> {
+    pub(super) fn announce(&mut self) -> Result<(), String> {
         let inventory = InboundFrame::Inventory(Inventory { agents: self.shared.hosted.inventory() });
         self.request(WaitingRequest::Logged("inventory.sync"), &inventory)?;
         self.last_inventory = Instant::now();
@@ -416,23 +278,16 @@ impl<'a> Connection<'a> {
         acks.into_iter().try_for_each(|(name, position)| self.send_ack(&name, position))
     }
 
-    fn send_ack(&self, agent: &str, up_to_seq: u64) -> Result<(), String> {
+    pub(super) fn send_ack(&self, agent: &str, up_to_seq: u64) -> Result<(), String> {
         self.send(None, &InboundFrame::Ack(Ack { agent: agent.to_owned(), up_to_seq }))
     }
 
-    fn request(&mut self, waiting: WaitingRequest, frame: &InboundFrame) -> Result<(), String> {
+    pub(super) fn request(&mut self, waiting: WaitingRequest, frame: &InboundFrame) -> Result<(), String> {
         let id = self.pending.add(waiting);
         self.send(Some(&id), frame)
     }
 
     fn send(&self, id: Option<&str>, frame: &InboundFrame) -> Result<(), String> {
-        match encode_from_node(id, frame) {
-            Some(text) => self.post(Message::text(text)),
-            None => Ok(()),
-        }
-    }
-
-    fn post(&self, message: Message) -> Result<(), String> {
-        self.outbox.try_send(message).map_err(|_| "the engine takes no frames any more".to_owned())
+        self.outbox.send(id, frame)
     }
 }

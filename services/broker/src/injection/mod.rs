@@ -7,14 +7,19 @@ mod keyboard;
 mod line;
 mod outstanding;
 mod pipeline;
+mod profile;
+mod queue;
 mod readiness;
 mod reminder;
 #[cfg(test)]
 mod tests;
 mod verdict;
+mod writing;
 
 pub(crate) use effect::{Effect, Failure, Lead, Settlement, TypeRequest};
 pub(crate) use line::{EXIT_WORD, plain_line};
-pub(crate) use pipeline::{DeliveryMode, Pipeline, Profile, ScreenFacts};
+pub(crate) use pipeline::{Pipeline, ScreenFacts};
+pub(crate) use profile::Profile;
+pub(crate) use queue::DeliveryMode;
 pub(crate) use readiness::{Readiness, ReadySign, ends_in_prompt};
 pub(crate) use verdict::AckAnswer;

@@ -1,26 +1,28 @@
-//! [`Pipeline`]: the queue of one agent and the start of its injections. The judgement of what was typed is in
-//! `verdict`.
+//! [`Pipeline`]: the injections of one agent and the start of the next. The messages that wait are in `queue`, the write
+//! of an injection is in `writing`, the judgement of what was typed in `verdict`.
 
 use std::{collections::VecDeque, time::Duration};
 
 use relay_verification::{
-    Level, RequiredChannels, Timestamp,
+    Level, Timestamp,
     cleaning::Cleaner,
     delivery::{Delivery, DeliveryState},
     echo::EchoMonitor,
     pacing::{HoldRule, InjectionGate, InjectionStart, OutputHold},
     sanitise::TypingMode,
-    strategy::{DeliveryRecord, Learned, Strategy},
+    strategy::{DeliveryRecord, Learned},
 };
-use serde::{Deserialize, Serialize};
 
 use super::{
     effect::{Effect, Lead, TypeRequest},
     keyboard::Keyboard,
     line::TypedLine,
     outstanding::OutstandingMessage,
+    profile::Profile,
+    queue::{DeliveryMode, MessageQueue},
     reminder::Reminder,
     verdict::FinishedDelivery,
+    writing::CurrentInjection,
 };
 use crate::mailbox::{Message, Origin, Urgency};
 
@@ -32,44 +34,6 @@ const SUGGESTION_PATIENCE: Duration = Duration::from_secs(10);
 const MOST_OUTSTANDING_BYTES: usize = 32 << 20;
 /// The screen is looked at so often while a suggestion shows.
 const SUGGESTION_POLL: Duration = Duration::from_millis(500);
-
-/// Facts about an agent that do not change while its process runs.
-#[derive(Debug, Clone)]
-pub(crate) struct Profile {
-    pub(crate) agent: String,
-    /// Named in front of event ids when the broker serves several workspaces.
-    pub(crate) workspace_alias: Option<String>,
-    pub(crate) strategy: Strategy,
-    /// Channels that can work for this agent.
-    pub(crate) usable: RequiredChannels,
-    pub(crate) activity: Vec<String>,
-    /// Level that messages of high priority demand.
-    pub(crate) minimum_high: Level,
-    /// Prefix of tool names, for agents with our MCP servers; they get a reminder in front of messages.
-    pub(crate) tool_prefix: Option<String>,
-    /// The program shows suggestions in its input line.
-    pub(crate) has_suggestions: bool,
-}
-
-/// Treatment of messages of the engine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum DeliveryMode {
-    /// Typed in their turn.
-    #[default]
-    AutoInject,
-    /// Held until a driver asks for them.
-    ManualFlush,
-}
-
-impl DeliveryMode {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::AutoInject => "auto_inject",
-            Self::ManualFlush => "manual_flush",
-        }
-    }
-}
 
 /// The visible state of the terminal.
 #[derive(Debug, Clone, Default)]
@@ -98,42 +62,13 @@ pub(crate) struct UnfinishedMessages {
     pub(crate) mode: DeliveryMode,
 }
 
-/// The injection that was handed to the terminal.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct CurrentInjection {
-    pub(super) key: u64,
-    pub(super) attempt: u32,
-    /// Its beginning was reported.
-    pub(super) has_begun: bool,
-    /// The terminal was asked to give it back.
-    pub(super) is_recalled: bool,
-}
-
-#[derive(Debug)]
-struct WaitingMessage {
-    message: Message,
-    /// First instant at which it could have been typed but for the agent's output or a person's keys.
-    ready_at: Option<Timestamp>,
-}
-
-impl CurrentInjection {
-    fn new(key: u64, attempt: u32) -> Self {
-        Self { key, attempt, has_begun: false, is_recalled: false }
-    }
-}
-
 /// Queue and injections of one agent.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     pub(super) profile: Profile,
     pub(super) learned: Learned,
-    mode: DeliveryMode,
+    queue: MessageQueue,
     is_ready: bool,
-    /// Messages of the broker itself, which wait for readiness only.
-    own: VecDeque<WaitingMessage>,
-    waiting: VecDeque<WaitingMessage>,
-    /// So many of `waiting` may be typed in manual mode.
-    released: usize,
     pub(super) outstanding: Vec<OutstandingMessage>,
     /// The last deliveries that are over.
     pub(super) finished: VecDeque<FinishedDelivery>,
@@ -166,11 +101,8 @@ impl Pipeline {
         Self {
             profile,
             learned,
-            mode: DeliveryMode::default(),
+            queue: MessageQueue::default(),
             is_ready: false,
-            own: VecDeque::new(),
-            waiting: VecDeque::new(),
-            released: 0,
             outstanding: Vec::new(),
             finished: VecDeque::new(),
             writing: None,
@@ -192,16 +124,12 @@ impl Pipeline {
 
     /// Queues a message behind the others of its kind.
     pub(crate) fn enqueue(&mut self, message: Message) {
-        let waiting = WaitingMessage { message, ready_at: None };
-        match waiting.message.origin {
-            Origin::Task | Origin::Continuity => self.own.push_back(waiting),
-            Origin::Engine | Origin::ActionResult | Origin::Redelivered => self.waiting.push_back(waiting),
-        }
+        self.queue.enqueue(message);
     }
 
     /// Returns whether notes of an earlier session wait to be typed.
     pub(crate) fn has_waiting_notes(&self) -> bool {
-        self.own.iter().any(|waiting| waiting.message.origin == Origin::Continuity)
+        self.queue.has_notes()
     }
 
     /// The program takes input from now on.
@@ -221,7 +149,7 @@ impl Pipeline {
 
     /// Messages of the engine that wait, oldest first.
     pub(crate) fn pending(&self) -> impl ExactSizeIterator<Item = &Message> {
-        self.waiting.iter().map(|waiting| &waiting.message)
+        self.queue.pending()
     }
 
     /// Messages that were typed and have no outcome.
@@ -236,30 +164,17 @@ impl Pipeline {
     }
 
     pub(crate) fn mode(&self) -> DeliveryMode {
-        self.mode
+        self.queue.mode()
     }
 
     /// Sets the mode and returns the former one and the number of messages that this lets through.
     pub(crate) fn set_mode(&mut self, mode: DeliveryMode) -> (DeliveryMode, usize) {
-        let before = std::mem::replace(&mut self.mode, mode);
-        let drained = match (before, mode) {
-            (DeliveryMode::ManualFlush, DeliveryMode::AutoInject) => self.waiting.len() - self.released,
-            _ => 0,
-        };
-        self.released = 0;
-        (before, drained)
+        self.queue.set_mode(mode)
     }
 
     /// Lets the messages through that wait now, and returns their number.
     pub(crate) fn flush(&mut self) -> usize {
-        match self.mode {
-            DeliveryMode::AutoInject => 0,
-            DeliveryMode::ManualFlush => {
-                let drained = self.waiting.len() - self.released;
-                self.released = self.waiting.len();
-                drained
-            }
-        }
+        self.queue.flush()
     }
 
     /// A person has typed.
@@ -278,7 +193,7 @@ impl Pipeline {
 
     /// Returns whether [`Self::poll`] judges by the screen now.
     pub(crate) fn wants_screen(&self, now: Timestamp) -> bool {
-        let may_start = self.profile.has_suggestions && self.writing.is_none() && self.head().is_some();
+        let may_start = self.profile.has_suggestions && self.writing.is_none() && self.queue.head().is_some();
         may_start
             || self.outstanding.iter().any(|outstanding| match outstanding.delivery.state() {
                 DeliveryState::Injected => outstanding.delivery.next_deadline().is_some_and(|deadline| deadline <= now),
@@ -298,17 +213,13 @@ impl Pipeline {
         let is_due = |outstanding: &OutstandingMessage| {
             matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. })
         };
-        let has_next = self.head().is_some() || self.outstanding.iter().any(is_due);
+        let has_next = self.queue.head().is_some() || self.outstanding.iter().any(is_due);
         self.is_ready && !self.has_verdict && self.writing.is_none() && has_next
     }
 
     /// Returns whether anything was typed.
     pub(crate) fn has_typed(&self) -> bool {
         self.next_key > 0
-    }
-
-    pub(super) fn is_being_written(&self, key: u64) -> bool {
-        self.writing.is_some_and(|writing| writing.key == key)
     }
 
     /// Instant at which [`Self::poll`] has work again, if nothing happens before.
@@ -334,7 +245,7 @@ impl Pipeline {
 
     fn start_next(&mut self, now: Timestamp, screen: &ScreenFacts, effects: &mut Vec<Effect>) {
         self.starts_at = None;
-        let is_due = self.writing.is_some() || self.head().is_some();
+        let is_due = self.writing.is_some() || self.queue.head().is_some();
         self.typing_since = is_due.then(|| self.typing_since.unwrap_or(now));
         if !self.is_ready || self.writing.is_some() || screen.is_gated {
             return;
@@ -343,8 +254,8 @@ impl Pipeline {
             .outstanding
             .iter()
             .position(|outstanding| matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. }));
-        let is_steer = again.is_none() && self.head().is_some_and(|head| head.message.urgency == Urgency::Steer);
-        if again.is_none() && (self.head().is_none() || self.outstanding_bytes() > MOST_OUTSTANDING_BYTES) {
+        let is_steer = again.is_none() && self.queue.head().is_some_and(|head| head.urgency == Urgency::Steer);
+        if again.is_none() && (self.queue.head().is_none() || self.outstanding_bytes() > MOST_OUTSTANDING_BYTES) {
             return;
         }
         let waits_for_verdict = self.profile.strategy.waits_for_verdict(&self.learned);
@@ -362,10 +273,10 @@ impl Pipeline {
         }
         let ready_at = match again {
             Some(_) => now,
-            None => self.head_ready_at(now),
+            None => self.queue.head_ready_at(now),
         };
         let rule = if is_steer { HoldRule::Skip } else { HoldRule::Wait };
-        let flushes = self.released > 0 && self.own.is_empty();
+        let flushes = self.queue.is_flushing();
         let held = self.hold.opens_at(now, ready_at, rule);
         self.note_hold(now, held.is_some(), effects);
         let typed_on = if is_steer || flushes { None } else { self.keyboard.opens_at(now, ready_at) };
@@ -393,17 +304,6 @@ impl Pipeline {
         }
     }
 
-    /// The message that is typed next.
-    fn head(&self) -> Option<&WaitingMessage> {
-        let may_type = self.mode == DeliveryMode::AutoInject || self.released > 0;
-        self.own.front().or_else(|| self.waiting.front().filter(|_| may_type))
-    }
-
-    fn head_ready_at(&mut self, now: Timestamp) -> Timestamp {
-        let head = if self.own.is_empty() { self.waiting.front_mut() } else { self.own.front_mut() };
-        head.map_or(now, |head| *head.ready_at.get_or_insert(now))
-    }
-
     fn type_again(&mut self, index: usize, screen: &ScreenFacts) -> TypeRequest {
         let outstanding = &self.outstanding[index];
         let (key, attempt) = (outstanding.key, outstanding.delivery.attempt_count() + 1);
@@ -418,15 +318,10 @@ impl Pipeline {
     }
 
     fn type_head(&mut self, now: Timestamp, screen: &ScreenFacts, effects: &mut Vec<Effect>) {
-        let message = match self.own.pop_front() {
-            Some(own) => own.message,
-            None => {
-                self.released = self.released.saturating_sub(1);
-                let Some(waiting) = self.waiting.pop_front() else { return };
-                effects.push(Effect::Dequeued(Box::new(waiting.message.clone())));
-                waiting.message
-            }
-        };
+        let Some(message) = self.queue.take_head() else { return };
+        if matches!(message.origin, Origin::Engine | Origin::ActionResult | Origin::Redelivered) {
+            effects.push(Effect::Dequeued(Box::new(message.clone())));
+        }
         let mode = if screen.bracketed_paste { TypingMode::BracketedPaste } else { TypingMode::Keys };
         let typed = TypedLine::new(&message, self.profile.workspace_alias.as_deref(), mode);
         let reminder = self.reminder.as_mut().map(|reminder| reminder.text(&message, now, self.output_bytes));
@@ -470,8 +365,8 @@ impl Pipeline {
                 typed.push(outstanding.message.clone());
             }
         }
-        let waiting = self.own.into_iter().chain(self.waiting).map(|waiting| waiting.message).collect();
-        UnfinishedMessages { typed, waiting, learned: self.learned, mode: self.mode }
+        let mode = self.queue.mode();
+        UnfinishedMessages { typed, waiting: self.queue.into_messages(), learned: self.learned, mode }
     }
 }
 

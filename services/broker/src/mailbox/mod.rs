@@ -2,6 +2,7 @@
 //! ([`Mailbox`]), and the queue between the engine link and the agent's task ([`SharedMailbox`]).
 
 mod classify;
+mod known_ids;
 mod message;
 mod order;
 mod shared;

@@ -9,10 +9,8 @@ use std::{
 use relay_verification::ack_floor::AckFloor;
 use relay_wire::nodes::engine_frame::Deliver;
 
-use super::{FrameMeaning, Message, classify, classify::relayed_author};
+use super::{FrameMeaning, Message, classify, classify::relayed_author, known_ids::KnownIds};
 
-/// Message ids remembered for one agent.
-const REMEMBERED: usize = 512;
 /// Frames kept that came before their predecessors.
 const MOST_EARLY: usize = 64;
 /// Messages that wait for one agent, and their bytes.
@@ -233,33 +231,6 @@ impl Mailbox {
     /// is.
     pub(crate) fn has_gap(&self) -> bool {
         !self.is_refused && self.newest > self.floor.received()
-    }
-}
-
-/// The newest message ids.
-#[derive(Debug, Default)]
-struct KnownIds {
-    ids: HashSet<String>,
-    order: VecDeque<String>,
-}
-
-impl KnownIds {
-    fn contains(&self, id: &str) -> bool {
-        self.ids.contains(id)
-    }
-
-    /// Returns `false` if the id is known.
-    fn insert(&mut self, id: &str) -> bool {
-        if !self.ids.insert(id.to_owned()) {
-            return false;
-        }
-        self.order.push_back(id.to_owned());
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.ids.remove(&oldest);
-        }
-        true
     }
 }
 

@@ -1,38 +1,41 @@
 //! [`AgentTask`]: the one task of an agent. It runs the agent's programs, one after the other, feeds the pipeline with
 //! what happens, and performs the pipeline's effects.
 
+mod ack_search;
+mod arrivals;
+mod happenings;
+mod run;
+
 use std::{
-    collections::{HashMap, VecDeque},
-    pin::Pin,
+    collections::VecDeque,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use futures::{StreamExt as _, stream::FuturesUnordered};
-use relay_pty::{Exit, PtyError, Terminal, WriteId, WriteReceipt};
-use relay_verification::{Timestamp, strategy::Learned};
+use futures::StreamExt as _;
+use relay_pty::{Exit, Terminal};
+use relay_verification::strategy::Learned;
 use serde_json::json;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{sleep_until, timeout},
 };
 
+use self::happenings::count_dropped_answers;
+pub(super) use self::{
+    arrivals::reference,
+    run::{Done, Run, Works},
+};
 use super::{
     AgentCommand, AgentInfo, AgentState,
-    context_budget::ContextBudget,
-    continuity::{ContinuityBlocks, ContinuityTurns, Notes},
-    exit_line::ExitLine,
-    gates::GateWatch,
-    happenings::count_dropped_answers,
     process::{Launch, StartedProcess},
-    session_status::SessionStatus,
     spawner::process_facts,
     spec::RestartCount,
 };
 use crate::{
     api::types::Event,
     clock,
-    injection::{DeliveryMode, Failure, Pipeline, Profile, Readiness, Settlement, TypeRequest},
+    injection::{DeliveryMode, Pipeline, Profile, Readiness},
     linux::folder_changed,
     mailbox::{Author, Message, Origin, SharedMailbox, Urgency},
     metric_names,
@@ -44,39 +47,8 @@ const RELEASE_GRACE: Duration = Duration::from_secs(2);
 /// that are left; with the agent's end they are given up, and the engine repeats their messages to the next agent.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Work that the task has started.
-pub(super) type Works = FuturesUnordered<Work>;
-pub(super) type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
-
-/// Result of something that the task has started.
-pub(super) enum Done {
-    Written {
-        request: TypeRequest,
-        result: Result<WriteReceipt, PtyError>,
-    },
-    /// The ledger has the settlement, or could not be written.
-    Recorded {
-        settlement: Box<Settlement>,
-        is_written: bool,
-    },
-    FailureReported(Box<Failure>),
-    AckFiles(Vec<AckFileContent>),
-    AckFileRemoved,
-    /// Keys of the broker itself were typed, or could not be.
-    KeysTyped,
-    /// Notes to be typed back; none if there are none, or if some were saved.
-    Notes(Option<Box<Notes>>),
-}
-
-/// An ack file that was found.
-pub(super) struct AckFileContent {
-    pub(super) key: u64,
-    pub(super) path: String,
-    pub(super) content: Vec<u8>,
-}
-
 /// End of one program.
-pub(super) enum ProcessEnd {
+pub(in crate::agents) enum ProcessEnd {
     /// It ended by itself, or printed `/exit`.
     Exited {
         exit: Exit,
@@ -96,43 +68,6 @@ pub(super) struct AgentTask {
     pub(super) info: watch::Sender<AgentInfo>,
     pub(super) commands: mpsc::Receiver<AgentCommand>,
     restarts: RestartCount,
-}
-
-/// One run of the program: its process, its pipeline, and what the task knows of it.
-pub(super) struct Run {
-    pub(super) process: StartedProcess,
-    pub(super) pipeline: Pipeline,
-    pub(super) readiness: Option<Readiness>,
-    pub(super) works: Works,
-    /// Outcomes of messages that are not written yet, also those of the programs before.
-    pub(super) outcomes: Works,
-    pub(super) keys: HashMap<WriteId, u64>,
-    pub(super) exit_line: ExitLine,
-    /// It has asked for its end.
-    pub(super) wants_end: bool,
-    /// Answers of the terminal that the program did not read and that were counted.
-    pub(super) dropped_answers: u64,
-    pub(super) last_output_at: Timestamp,
-    /// Instants of events only rise, also where output is taken late.
-    pub(super) latest: Timestamp,
-    pub(super) is_idle_reported: bool,
-    pub(super) is_reading_ack_files: bool,
-    pub(super) ack_files_due: Timestamp,
-    /// Instant from which ack files that were not accepted are removed.
-    pub(super) ack_sweep_due: Timestamp,
-    pub(super) status: SessionStatus,
-    pub(super) context: ContextBudget,
-    pub(super) continuity: ContinuityBlocks,
-    pub(super) continuity_turns: ContinuityTurns,
-    /// The last messages, for notes that the agent saves.
-    pub(super) notes: Notes,
-    /// The last output behind which rest was judged.
-    pub(super) rest_judged_for: Option<Timestamp>,
-    pub(super) is_blocked_reported: bool,
-    /// The program's question that is on the screen.
-    pub(super) gate: GateWatch,
-    /// Instant at which an Enter without an effect is repeated.
-    pub(super) repeat_enter_at: Option<Timestamp>,
 }
 
 impl AgentTask {
@@ -192,32 +127,7 @@ impl AgentTask {
         let payload = json!({ "pid": process.terminal.identity().pid, "restarts": self.restarts.restarts });
         self.report("session.starting", payload, None);
         let rule = self.launch.harness.as_ref().and_then(|harness| harness.ready.clone());
-        Run {
-            process,
-            pipeline,
-            readiness: Some(Readiness::new(now, rule)),
-            works: Works::new(),
-            outcomes: Works::new(),
-            keys: HashMap::new(),
-            exit_line: ExitLine::default(),
-            wants_end: false,
-            dropped_answers: 0,
-            last_output_at: now,
-            latest: now,
-            is_idle_reported: false,
-            is_reading_ack_files: false,
-            ack_files_due: now,
-            ack_sweep_due: now,
-            status: SessionStatus::new(now),
-            context: ContextBudget::default(),
-            continuity: ContinuityBlocks::default(),
-            continuity_turns: ContinuityTurns::default(),
-            notes: Notes::default(),
-            rest_judged_for: None,
-            is_blocked_reported: false,
-            gate: GateWatch::default(),
-            repeat_enter_at: None,
-        }
+        Run::new(process, pipeline, Readiness::new(now, rule), now)
     }
 
     /// Serves the program until its end.
@@ -453,14 +363,6 @@ impl AgentTask {
 
     pub(super) fn publish(&self, event: &Event) {
         self.launch.services.hub.publish(self.name(), event);
-    }
-}
-
-impl Run {
-    /// This moment, never before an earlier one.
-    pub(super) fn tick(&mut self) -> Timestamp {
-        self.latest = clock::now().max(self.latest);
-        self.latest
     }
 }
 

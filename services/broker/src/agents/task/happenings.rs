@@ -5,18 +5,13 @@ use relay_pty::{Injection, LeadKeys, OutputChunk, PasteStyle, PtyError, Snapshot
 use relay_verification::{Timestamp, echo::squash};
 use tokio::time::Duration;
 
-use super::{
-    AgentCommand, AgentState, ModeChange,
-    command::UndeliveredMessage,
-    session_status::Activity,
-    task::{AckFileContent, AgentTask, Done, ProcessEnd, Run},
-};
+use super::{AgentTask, Done, ProcessEnd, Run};
 use crate::{
-    api::types::{DeliveryRef, Event, PendingMessage},
+    agents::{AgentCommand, AgentState, ModeChange, command::UndeliveredMessage, session_status::Activity},
+    api::types::Event,
     clock,
     injection::{DeliveryMode, Effect, Lead, ReadySign, ScreenFacts, TypeRequest},
     insight::count_dropped_entries,
-    mailbox::Message,
     metric_names,
 };
 
@@ -29,10 +24,6 @@ const CONTINUATION: &str = "> ";
 /// Key that takes a suggestion out of the input line, and the pause behind it.
 const DISMISS: &[u8] = b"\x1b";
 const DISMISS_PAUSE: Duration = Duration::from_millis(100);
-/// Ack files are looked for so often while any can come.
-const ACK_FILES_EVERY: Duration = Duration::from_millis(200);
-/// Ack files that nobody waits for are looked for so often while the agent has anything to do.
-const ACK_SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
 /// The screen is looked at so often while a delivery depends on it.
 const SCREEN_EVERY: Duration = Duration::from_millis(500);
 /// A prompt counts as rest after so long without output.
@@ -116,58 +107,6 @@ impl AgentTask {
         })
     }
 
-    pub(super) fn on_arrived(&self, running: &mut Run) {
-        for message in self.mailbox.fetch() {
-            self.publish_arrival(&message, running.pipeline.mode());
-            running.pipeline.enqueue(message);
-        }
-        for event_id in self.mailbox.fetch_read() {
-            let now = running.tick();
-            let effects = running.pipeline.on_read(now, &event_id);
-            self.perform(running, effects);
-        }
-    }
-
-    /// Tells of a message that has come.
-    pub(super) fn publish_arrival(&self, message: &Message, mode: DeliveryMode) {
-        let identity = &self.launch.services.identity;
-        self.publish(&Event::RelayInbound {
-            event_id: message.event_id.clone(),
-            from: message.author.name.clone(),
-            target: message.target.clone(),
-            body: message.body.clone(),
-            thread_id: message.thread_id.clone(),
-            mode: mode.as_str(),
-            injection_mode: message.urgency.as_str(),
-            workspace_id: identity.workspace_id.clone(),
-            workspace_alias: identity.workspace_alias.clone(),
-        });
-        let is_held = mode == DeliveryMode::ManualFlush;
-        self.publish(&Event::DeliveryQueued {
-            delivery: reference(message),
-            from: is_held.then(|| message.author.name.clone()),
-            target: is_held.then(|| message.target.clone()),
-            reason: is_held.then_some("inbound_delivery_manual_flush"),
-        });
-    }
-
-    /// Tells of a failed message that is handed over once more.
-    pub(super) fn publish_redelivery(&self, message: &Message) {
-        let delivery = reference(message);
-        self.publish(&Event::DeliveryQueued { delivery, from: None, target: None, reason: Some("redelivered") });
-    }
-
-    /// Tells of a change of mode that lets so many messages through.
-    pub(super) fn publish_mode(&self, before: DeliveryMode, mode: DeliveryMode, count: usize) {
-        if before == mode {
-            return;
-        }
-        self.publish(&Event::AgentInboundDeliveryModeChanged { previous_mode: before.as_str(), mode: mode.as_str() });
-        if mode == DeliveryMode::AutoInject {
-            self.publish(&Event::AgentPendingDrained { count, reason: "delivery_mode_transition" });
-        }
-    }
-
     pub(super) fn on_command(&self, running: &mut Run, command: AgentCommand) -> Option<ProcessEnd> {
         // A caller that has given up does not read its answer.
         match command {
@@ -241,29 +180,11 @@ impl AgentTask {
                 self.acknowledge(failure.message.seq);
             }
             Done::Notes(notes) => self.on_continuity_done(running, notes),
-            Done::AckFiles(files) => {
-                running.is_reading_ack_files = false;
-                let now = running.tick();
-                for AckFileContent { key, path, content } in files {
-                    match running.pipeline.on_ack_file(key, now, &path, &content) {
-                        Ok(effects) => {
-                            self.perform(running, effects);
-                            self.remove_ack_file(running, path);
-                        }
-                        Err(rejection) => {
-                            tracing::debug!(
-                                agent.name = self.name(),
-                                reason = rejection.as_str(),
-                                "an ack file is refused"
-                            );
-                        }
-                    }
-                }
-            }
+            Done::AckFiles(files) => self.on_ack_files(running, files),
         }
     }
 
-    fn perform(&self, running: &mut Run, effects: Vec<Effect>) {
+    pub(super) fn perform(&self, running: &mut Run, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::Type(request) => self.type_text(running, request),
@@ -296,7 +217,7 @@ impl AgentTask {
     }
 
     /// Notes that a restart in the same session does not repeat the task.
-    pub(super) fn note_task_typed(&self) {
+    pub(in crate::agents) fn note_task_typed(&self) {
         let (roster, name) = (self.launch.services.roster.clone(), self.name().to_owned());
         self.launch.services.tasks.spawn_blocking(move || {
             if let Err(error) = roster.mark_task_typed(&name) {
@@ -383,47 +304,6 @@ impl AgentTask {
         }
     }
 
-    fn look_for_ack_files(&self, running: &mut Run, now: Timestamp) {
-        let Some(folder) = &self.launch.ack_folder else { return };
-        if now >= running.ack_sweep_due {
-            running.ack_sweep_due = now + ACK_SWEEP_EVERY;
-            let folder = folder.clone();
-            self.launch.services.tasks.spawn_blocking(move || folder.sweep());
-        }
-        if running.is_reading_ack_files || now < running.ack_files_due {
-            return;
-        }
-        let awaited: Vec<(u64, String)> =
-            running.pipeline.awaited_files().filter_map(|(key, file)| Some((key, file.path()?.to_owned()))).collect();
-        if awaited.is_empty() {
-            return;
-        }
-        running.is_reading_ack_files = true;
-        running.ack_files_due = now + ACK_FILES_EVERY;
-        let folder = folder.clone();
-        running.works.push(Box::pin(async move {
-            let read = move || {
-                let found = awaited.into_iter().filter_map(|(key, path)| {
-                    let content = folder.read(&path)?;
-                    Some(AckFileContent { key, path, content })
-                });
-                found.collect()
-            };
-            Done::AckFiles(tokio::task::spawn_blocking(read).await.unwrap_or_default())
-        }));
-    }
-
-    /// Removes a file that was accepted. The end of the program waits for it, since it removes the empty folder.
-    fn remove_ack_file(&self, running: &Run, path: String) {
-        if let Some(folder) = self.launch.ack_folder.clone() {
-            running.works.push(Box::pin(async move {
-                // A file that stays is swept later.
-                let _ = tokio::task::spawn_blocking(move || folder.remove(&path)).await;
-                Done::AckFileRemoved
-            }));
-        }
-    }
-
     fn idle_at(&self, running: &Run) -> Option<Timestamp> {
         let threshold = self.launch.handle.spec.idle_threshold_secs;
         let is_busy = running.pipeline.unsettled_count() > 0 || running.readiness.is_some();
@@ -440,23 +320,6 @@ impl AgentTask {
         self.info.send_modify(|info| info.state = AgentState::Idle);
         running.status.set(Activity::Idle, "silence");
         self.publish(&Event::AgentIdle { idle_secs: silence.as_secs(), since });
-    }
-
-    pub(super) fn to_pending(&self, message: &Message) -> PendingMessage {
-        let identity = &self.launch.services.identity;
-        PendingMessage {
-            from: message.author.name.clone(),
-            body: message.body.clone(),
-            target: message.target.clone(),
-            priority: message.priority,
-            mode: message.urgency.as_str(),
-            queued_at_ms: message.queued_at_ms,
-            event_id: message.event_id.clone(),
-            thread_id: message.thread_id.clone(),
-            workspace_id: identity.workspace_id.clone(),
-            workspace_alias: identity.workspace_alias.clone(),
-            delivery_id: message.delivery_id.clone(),
-        }
     }
 }
 
@@ -479,8 +342,4 @@ fn recall(running: &mut Run, key: u64) {
         let now = running.tick();
         running.pipeline.on_recalled(key, now);
     }
-}
-
-pub(super) fn reference(message: &Message) -> DeliveryRef {
-    DeliveryRef { delivery_id: message.delivery_id.clone(), event_id: message.event_id.clone() }
 }

@@ -1,0 +1,73 @@
+//! The search for ack files of messages that wait for them.
+
+use relay_verification::Timestamp;
+use tokio::time::Duration;
+
+use super::{
+    AgentTask, Run,
+    run::{AckFileContent, Done},
+};
+
+/// Ack files are looked for so often while any can come.
+const ACK_FILES_EVERY: Duration = Duration::from_millis(200);
+/// Ack files that nobody waits for are looked for so often while the agent has anything to do.
+const ACK_SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
+impl AgentTask {
+    pub(super) fn look_for_ack_files(&self, running: &mut Run, now: Timestamp) {
+        let Some(folder) = &self.launch.ack_folder else { return };
+        if now >= running.ack_sweep_due {
+            running.ack_sweep_due = now + ACK_SWEEP_EVERY;
+            let folder = folder.clone();
+            self.launch.services.tasks.spawn_blocking(move || folder.sweep());
+        }
+        if running.is_reading_ack_files || now < running.ack_files_due {
+            return;
+        }
+        let awaited: Vec<(u64, String)> =
+            running.pipeline.awaited_files().filter_map(|(key, file)| Some((key, file.path()?.to_owned()))).collect();
+        if awaited.is_empty() {
+            return;
+        }
+        running.is_reading_ack_files = true;
+        running.ack_files_due = now + ACK_FILES_EVERY;
+        let folder = folder.clone();
+        running.works.push(Box::pin(async move {
+            let read = move || {
+                let found = awaited.into_iter().filter_map(|(key, path)| {
+                    let content = folder.read(&path)?;
+                    Some(AckFileContent { key, path, content })
+                });
+                found.collect()
+            };
+            Done::AckFiles(tokio::task::spawn_blocking(read).await.unwrap_or_default())
+        }));
+    }
+
+    /// Removes a file that was accepted. The end of the program waits for it, since it removes the empty folder.
+    fn remove_ack_file(&self, running: &Run, path: String) {
+        if let Some(folder) = self.launch.ack_folder.clone() {
+            running.works.push(Box::pin(async move {
+                // A file that stays is swept later.
+                let _ = tokio::task::spawn_blocking(move || folder.remove(&path)).await;
+                Done::AckFileRemoved
+            }));
+        }
+    }
+
+    /// Takes ack files that were found.
+    pub(super) fn on_ack_files(&self, running: &mut Run, files: Vec<AckFileContent>) {
+        running.is_reading_ack_files = false;
+        let now = running.tick();
+        for AckFileContent { key, path, content } in files {
+            match running.pipeline.on_ack_file(key, now, &path, &content) {
+                Ok(effects) => {
+                    self.perform(running, effects);
+                    self.remove_ack_file(running, path);
+                }
+                Err(rejection) => {
+                    tracing::debug!(agent.name = self.name(), reason = rejection.as_str(), "an ack file is refused");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Messages that come, and what drivers are told of those that wait.
+
+use super::{AgentTask, Run};
+use crate::{
+    api::types::{DeliveryRef, Event, PendingMessage},
+    injection::DeliveryMode,
+    mailbox::Message,
+};
+
+impl AgentTask {
+    pub(in crate::agents) fn on_arrived(&self, running: &mut Run) {
+        for message in self.mailbox.fetch() {
+            self.publish_arrival(&message, running.pipeline.mode());
+            running.pipeline.enqueue(message);
+        }
+        for event_id in self.mailbox.fetch_read() {
+            let now = running.tick();
+            let effects = running.pipeline.on_read(now, &event_id);
+            self.perform(running, effects);
+        }
+    }
+
+    /// Tells of a message that has come.
+    pub(in crate::agents) fn publish_arrival(&self, message: &Message, mode: DeliveryMode) {
+        let identity = &self.launch.services.identity;
+        self.publish(&Event::RelayInbound {
+            event_id: message.event_id.clone(),
+            from: message.author.name.clone(),
+            target: message.target.clone(),
+            body: message.body.clone(),
+            thread_id: message.thread_id.clone(),
+            mode: mode.as_str(),
+            injection_mode: message.urgency.as_str(),
+            workspace_id: identity.workspace_id.clone(),
+            workspace_alias: identity.workspace_alias.clone(),
+        });
+        let is_held = mode == DeliveryMode::ManualFlush;
+        self.publish(&Event::DeliveryQueued {
+            delivery: reference(message),
+            from: is_held.then(|| message.author.name.clone()),
+            target: is_held.then(|| message.target.clone()),
+            reason: is_held.then_some("inbound_delivery_manual_flush"),
+        });
+    }
+
+    /// Tells of a failed message that is handed over once more.
+    pub(in crate::agents) fn publish_redelivery(&self, message: &Message) {
+        let delivery = reference(message);
+        self.publish(&Event::DeliveryQueued { delivery, from: None, target: None, reason: Some("redelivered") });
+    }
+
+    /// Tells of a change of mode that lets so many messages through.
+    pub(in crate::agents) fn publish_mode(&self, before: DeliveryMode, mode: DeliveryMode, count: usize) {
+        if before == mode {
+            return;
+        }
+        self.publish(&Event::AgentInboundDeliveryModeChanged { previous_mode: before.as_str(), mode: mode.as_str() });
+        if mode == DeliveryMode::AutoInject {
+            self.publish(&Event::AgentPendingDrained { count, reason: "delivery_mode_transition" });
+        }
+    }
+
+    pub(in crate::agents) fn to_pending(&self, message: &Message) -> PendingMessage {
+        let identity = &self.launch.services.identity;
+        PendingMessage {
+            from: message.author.name.clone(),
+            body: message.body.clone(),
+            target: message.target.clone(),
+            priority: message.priority,
+            mode: message.urgency.as_str(),
+            queued_at_ms: message.queued_at_ms,
+            event_id: message.event_id.clone(),
+            thread_id: message.thread_id.clone(),
+            workspace_id: identity.workspace_id.clone(),
+            workspace_alias: identity.workspace_alias.clone(),
+            delivery_id: message.delivery_id.clone(),
+        }
+    }
+}
+
+pub(in crate::agents) fn reference(message: &Message) -> DeliveryRef {
+    DeliveryRef { delivery_id: message.delivery_id.clone(), event_id: message.event_id.clone() }
+}

@@ -1,0 +1,130 @@
+//! Frames of the engine: replies to requests, messages for agents, invocations.
+
+use relay_wire::nodes::{
+    engine_frame::{self, Deliver, EngineFrame},
+    frame::{AgentDeregister, InboundFrame},
+    replies::RegisteredAgent,
+};
+use serde_json::Value;
+
+use super::{connection::Connection, link::HostRequest, pending::WaitingRequest};
+use crate::{
+    api::types::Event,
+    clock,
+    insight::count_dropped,
+    mailbox::{FrameAnswer, read_receipt},
+};
+
+/// Kind of the frame that asks for an agent's position.
+const POSITION: &str = "delivery.position";
+
+impl Connection<'_> {
+    pub(super) fn on_text(&mut self, text: &str) -> Result<(), String> {
+        match engine_frame::decode(text) {
+            Ok(EngineFrame::Deliver(frame)) => self.on_deliver(*frame),
+            Ok(EngineFrame::Invoke(invoke)) => {
+                if self.invocations.try_send(*invoke).is_err() {
+                    count_dropped("invocations");
+                    tracing::warn!("too many invocations wait, one is left to the engine's time-out");
+                }
+                Ok(())
+            }
+            Ok(EngineFrame::Reply(reply)) => match self.pending.take_for(&reply) {
+                Some(WaitingRequest::Register(waiting)) => {
+                    // The registration may have been given up.
+                    let _ = waiting.send(Ok(reply.data));
+                    Ok(())
+                }
+                Some(WaitingRequest::Host(request)) => self.on_hosted(*request, reply.data),
+                Some(WaitingRequest::Manifest(manifest, waiting)) => {
+                    self.renewed_at = None;
+                    self.shared.manifest.send_replace(*manifest);
+                    let _ = waiting.send(Ok(()));
+                    self.announce()
+                }
+                Some(WaitingRequest::Logged(_)) | None => Ok(()),
+            },
+            Ok(EngineFrame::Error(error)) => {
+                match self.pending.take(&error.id) {
+                    Some(WaitingRequest::Register(waiting)) => {
+                        let _ = waiting.send(Err(error));
+                    }
+                    Some(WaitingRequest::Host(request)) => {
+                        let _ = request.reply.send(Err(error));
+                    }
+                    Some(WaitingRequest::Manifest(_, waiting)) => {
+                        let _ = waiting.send(Err(error));
+                    }
+                    Some(WaitingRequest::Logged(kind)) => {
+                        tracing::warn!(kind, code = error.code, message = error.message, "the engine refused a frame");
+                    }
+                    None => tracing::warn!(code = error.code, message = error.message, "the engine reports an error"),
+                }
+                Ok(())
+            }
+            Ok(EngineFrame::Ignored { kind }) => {
+                tracing::debug!(kind, "a frame asks nothing of this node");
+                Ok(())
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a frame of the engine cannot be read, it is ignored");
+                Ok(())
+            }
+        }
+    }
+
+    fn on_deliver(&mut self, frame: Deliver) -> Result<(), String> {
+        let name = frame.agent.clone();
+        let mailbox = self.shared.hosted.mailbox(&name);
+        if frame.seq == 0 && frame.payload.kind == POSITION {
+            // In socket order: everything before it was taken in. Barriers come for an agent that nobody is.
+            let position = mailbox.map_or(0, |mailbox| mailbox.acked());
+            return self.send_ack(&name, position);
+        }
+        if let Some((event_id, reader)) = read_receipt(&frame)
+            && let Some(reader) = self.shared.hosted.mailbox(reader)
+        {
+            reader.on_read(event_id);
+        }
+        let Some(mailbox) = mailbox else {
+            tracing::warn!(agent.name = name, frame.seq, "a frame is for an agent that is not hosted here");
+            return Ok(());
+        };
+        match mailbox.on_frame(frame, clock::unix_ms()) {
+            FrameAnswer::Ack(position) => self.send_ack(&name, position),
+            FrameAnswer::Dropped(position) => {
+                self.hub.publish(&name, &Event::DeliveryDropped { count: 1, reason: "mailbox_full" });
+                self.send_ack(&name, position)
+            }
+            FrameAnswer::Nothing => Ok(()),
+        }
+    }
+
+    fn on_hosted(&mut self, request: HostRequest, data: Value) -> Result<(), String> {
+        let registered: RegisteredAgent = match serde_json::from_value(data) {
+            Ok(registered) => registered,
+            Err(error) => {
+                tracing::warn!(%error, "the reply to a registration cannot be read");
+                return Ok(());
+            }
+        };
+        if request.reply.is_closed() {
+            return self.undo_registration(registered.agent_id);
+        }
+        // Before the next frame is read: it may be the agent's first message.
+        let agent = self.shared.host(self.own_agent_id, &request, &registered);
+        if request.reply.send(Ok(agent)).is_err() {
+            self.shared.hosted.remove(&registered.name, &registered.agent_id);
+            return self.undo_registration(registered.agent_id);
+        }
+        Ok(())
+    }
+
+    /// The caller has given the registration up.
+    fn undo_registration(&mut self, agent_id: String) -> Result<(), String> {
+        self.request(
+            WaitingRequest::Logged("agent.deregister"),
+            &InboundFrame::AgentDeregister(AgentDeregister { agent_id }),
+        )
+    }
+}
