@@ -1,15 +1,15 @@
 //! After a crash: ends what the previous broker left behind, and starts its agents again.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use relay_pty::{Leftover, ProcessIdentity, PtyHost};
+use relay_pty::{Account, Leftover, ProcessIdentity, PtyHost};
 
 use futures::future::join_all;
 use tokio::{sync::Semaphore, time::sleep};
 
 use crate::{
-    agents::{AgentError, AgentSpec, Members, SpawnSource},
+    agents::{AgentError, AgentSpec, Members, SpawnSource, remove_left_acks},
     state::{AgentRecord, LedgerTask, Roster, RosterFile},
 };
 
@@ -42,11 +42,15 @@ pub(crate) async fn end_leftovers(host: &PtyHost, previous: &RosterFile) -> Resu
     Ok(())
 }
 
-/// The agents to start again. The roster keeps them until then.
-pub(crate) fn survivors(previous: RosterFile, resume: bool, ledger: &LedgerTask, roster: &Roster) -> Vec<Survivor> {
-    if previous.stopped_cleanly && !resume {
-        return Vec::new();
+/// Removes the acks that agents have left which are not started again: nobody reads them. Blocks.
+pub(crate) fn remove_acks(previous: &RosterFile, working_directory: &Path, account: Option<&Arc<Account>>) {
+    for record in previous.agents.values() {
+        remove_left_acks(&record.spec, working_directory, account.cloned());
     }
+}
+
+/// The agents to start again. The roster keeps them until then.
+pub(crate) fn survivors(previous: RosterFile, ledger: &LedgerTask, roster: &Roster) -> Vec<Survivor> {
     roster.keep(previous.agents.clone());
     let survivor = |record: AgentRecord| {
         let mut spec = record.spec;
@@ -78,7 +82,7 @@ async fn start_one(members: &Members, survivor: Survivor, roster: &Arc<Roster>, 
             workspace = spec.workspace,
             "the workspace of an agent is not joined any more"
         );
-        return forget(roster, name).await;
+        return forget(members, roster, spec).await;
     };
     let outcome = loop {
         let outcome = {
@@ -102,14 +106,20 @@ async fn start_one(members: &Members, survivor: Survivor, roster: &Arc<Roster>, 
         }
         Err(error) => {
             tracing::error!(agent.name = name, %error, "an agent could not be started again");
-            forget(roster, name).await;
+            forget(members, roster, spec).await;
         }
     }
 }
 
-async fn forget(roster: &Arc<Roster>, name: String) {
+async fn forget(members: &Members, roster: &Arc<Roster>, spec: AgentSpec) {
+    let settings = &members.default_workspace().services().settings;
+    let (working_directory, account) = (settings.working_directory.clone(), settings.account.clone());
     let roster = roster.clone();
-    let removed = tokio::task::spawn_blocking(move || roster.remove(&name)).await;
+    let removed = tokio::task::spawn_blocking(move || {
+        remove_left_acks(&spec, &working_directory, account);
+        roster.remove(&spec.name)
+    })
+    .await;
     if let Ok(Err(error)) = removed {
         tracing::error!(error = format!("{error:#}"), "an agent that was given up is not written down");
     }

@@ -88,6 +88,49 @@ async fn an_agent_that_asks_for_its_end_gets_it_after_the_verdict() -> Result<()
 }
 
 #[tokio::test]
+async fn an_ack_that_is_written_at_the_end_counts() -> Result<()> {
+    let scene = Scene::new("last-ack").await?;
+    // It reads nothing, and hands its ack in when it is asked to end.
+    let script =
+        "stty -echo; trap 'mv ready/* \"$AGENT_RELAY_ACK_DIR\"; exit 0' HUP TERM; while :; do sleep 0.05; done";
+    let body = json!({ "name": "late", "cli": "sh", "args": ["-c", script] });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
+    scene.sender.dm("late", "message-1").await?.success()?;
+    let typed = wait::until_ok("the message to be typed", SOON, || async {
+        let typed = scene.broker.events("late", "delivery_injected").await?;
+        ensure!(typed.len() == 1, "{typed:?}");
+        anyhow::Ok(typed[0].clone())
+    })
+    .await?;
+    let ready = scene.broker.folder().join("ready");
+    std::fs::create_dir(&ready)?;
+    let ack = json!({ "delivery_id": typed["delivery_id"], "event_id": typed["event_id"], "status": "received" });
+    std::fs::write(ready.join(typed["delivery_id"].as_str().context("a delivery")?), ack.to_string())?;
+    assert_eq!(scene.broker.call("DELETE", "/api/spawned/late", None).await?.status, 200);
+    let mut known = scene.broker.events("late", "delivery_upgraded").await?;
+    known.extend(scene.broker.events("late", "delivery_verified").await?);
+    assert!(known.iter().any(|event| event["method"] == "file"), "{known:?}");
+    assert!(!scene.broker.folder().join(".agent-relay").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn acks_that_nobody_read_do_not_outlive_their_agent() -> Result<()> {
+    let mut scene = Scene::new("left-acks").await?;
+    let agent = scene.spawn("worker", "cooked", &[]).await?;
+    let acks = scene.broker.folder().join(".agent-relay/worker/acks");
+    std::fs::write(acks.join("of-a-dead-process"), "{}")?;
+    scene.broker.kill_and_restart().await?;
+    scene.sender.dm("worker", "message-1").await?.success()?;
+    scene.wait_for("worker", &agent, &numbered(1, 1), 1).await?;
+    assert!(acks.is_dir() && !acks.join("of-a-dead-process").exists());
+    std::fs::write(acks.join("unread"), "{}")?;
+    assert_eq!(scene.broker.call("DELETE", "/api/spawned/worker", None).await?.status, 200);
+    assert!(!scene.broker.folder().join(".agent-relay").exists());
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_stop_leaves_no_process_no_connection_file_and_no_folder_for_acks() -> Result<()> {
     let scene = Scene::new("stopped").await?;
     scene.spawn("stubborn", "cooked", &["--ignore-signals"]).await?;

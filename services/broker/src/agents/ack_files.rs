@@ -40,18 +40,24 @@ impl AckFolder {
     /// Creates the folder below the agent's working directory. `None` if that is not possible: then agents cannot
     /// confirm by file.
     pub(super) fn create(working_directory: &Path, agent: &str, account: Option<Arc<Account>>) -> Option<Self> {
-        let _access = account.as_ref().map(|account| account.file_access());
+        let folder = Self::of(working_directory, agent, account);
+        let _access = folder.access();
+        let made = make_folder(working_directory, &folder.relative)
+            .and_then(|folder| fs::fchmod(&folder, Mode::RWXU).map_err(io::Error::from));
+        match made {
+            Ok(()) => Some(folder),
+            Err(error) => {
+                tracing::info!(path = %folder.path.display(), %error, "the folder for ack files cannot be created");
+                None
+            }
+        }
+    }
+
+    /// The folder of an agent that may have ended.
+    pub(super) fn of(working_directory: &Path, agent: &str, account: Option<Arc<Account>>) -> Self {
         let relative = acks_folder(agent);
         let path = working_directory.join(&relative);
-        let made = make_folder(working_directory, &relative)
-            .and_then(|folder| fs::fchmod(&folder, Mode::RWXU).map_err(io::Error::from));
-        if let Err(error) = made {
-            tracing::info!(path = %path.display(), %error, "the folder for ack files cannot be created");
-            return None;
-        }
-        let created = Self { working_directory: working_directory.to_owned(), relative, path, account };
-        created.sweep();
-        Some(created)
+        Self { working_directory: working_directory.to_owned(), relative, path, account }
     }
 
     /// Path of the folder.
@@ -90,6 +96,15 @@ impl AckFolder {
     /// Removes files that were not accepted in time. A file that cannot be an ack file is foreign and stays.
     /// Blocks.
     pub(super) fn sweep(&self) {
+        self.remove_older(KEPT_FOR);
+    }
+
+    /// Removes all files that can be ack files: no process whose acks count is left. Blocks.
+    pub(super) fn clear(&self) {
+        self.remove_older(Duration::ZERO);
+    }
+
+    fn remove_older(&self, least_age: Duration) {
         let _access = self.access();
         let Ok(folder) = self.open() else { return };
         let Ok(entries) = Dir::read_from(&folder) else { return };
@@ -100,7 +115,10 @@ impl AckFolder {
             }
             let Ok(facts) = fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let is_small = usize::try_from(facts.st_size).is_ok_and(|bytes| bytes <= MAX_ACK_FILE_BYTES);
-            if is_small && self.is_agents_file(&facts) && age(&facts).is_some_and(|age| age >= KEPT_FOR) {
+            if is_small
+                && self.is_agents_file(&facts)
+                && (least_age.is_zero() || age(&facts).is_some_and(|age| age >= least_age))
+            {
                 // The next sweep comes to it again.
                 let _ = fs::unlinkat(&folder, name, AtFlags::empty());
             }
@@ -277,6 +295,24 @@ mod tests {
             assert!(AckFolder::create(home.path(), "x", None).is_none());
             assert_eq!(elsewhere.path().read_dir().expect("a folder").count(), 0, "nothing is created there");
         }
+    }
+
+    #[test]
+    fn files_that_nobody_read_do_not_keep_the_folder_and_foreign_ones_do() {
+        let home = tempfile::tempdir().expect("a folder");
+        let folder = AckFolder::create(home.path(), "x", None).expect("a folder");
+        std::fs::write(folder.path().join("d1"), "{}").expect("a file");
+        folder.sweep();
+        folder.remove_empty();
+        assert!(folder.path().join("d1").is_file(), "it may still be read");
+        std::fs::write(folder.path().join(".hidden"), "x").expect("a file");
+        folder.clear();
+        folder.remove_empty();
+        assert!(!folder.path().join("d1").exists() && folder.path().join(".hidden").is_file());
+        std::fs::remove_file(folder.path().join(".hidden")).expect("a file");
+        AckFolder::of(home.path(), "x", None).remove_empty();
+        assert_eq!(home.path().read_dir().expect("a folder").count(), 0);
+        folder.clear();
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! End of an agent: its registrations and files are removed in a fixed order.
 
+use std::{path::Path, sync::Arc};
+
+use relay_pty::Account;
 use serde_json::json;
 
-use super::{process::Launch, task::AgentTask};
+use super::{AgentSpec, ack_files::AckFolder, process::Launch, task::AgentTask};
 use crate::api::types::Event;
 
 impl AgentTask {
@@ -17,8 +20,8 @@ impl AgentTask {
     }
 
     /// Deregisters the agent at the engine, removes it from the files that a later broker reads, and frees its name, in
-    /// this order. The next agent of the
-    /// name has the same id and the same folder, so nothing of this end may come after that start.
+    /// this order. The next agent of the name has the same id and the same folder, so nothing of this end may come after
+    /// that start.
     pub(super) async fn leave(&self) {
         let services = &self.launch.services;
         services.link.unhost(self.name(), &self.launch.handle.agent_id);
@@ -42,12 +45,24 @@ impl AgentTask {
 }
 
 impl Launch {
-    /// Removes the folder for ack files, if it is empty.
+    /// Removes ack files of the agent that nobody waits for any more, and their folder if it is empty then.
     pub(super) async fn remove_ack_folder(&self) {
         let Some(folder) = self.ack_folder.clone() else { return };
-        let removed = tokio::task::spawn_blocking(move || folder.remove_empty()).await;
+        let removed = tokio::task::spawn_blocking(move || {
+            folder.clear();
+            folder.remove_empty();
+        })
+        .await;
         if let Err(error) = removed {
             tracing::error!(agent.name = self.handle.spec.name, %error, "the folder of ack files was not removed");
         }
     }
+}
+
+/// Removes what the processes of an agent that does not run again have left in its project: ack files, and their folder
+/// if it is empty then. Blocks.
+pub(crate) fn remove_left_acks(spec: &AgentSpec, working_directory: &Path, account: Option<Arc<Account>>) {
+    let folder = AckFolder::of(spec.cwd.as_deref().unwrap_or(working_directory), &spec.name, account);
+    folder.clear();
+    folder.remove_empty();
 }

@@ -29,6 +29,7 @@ pub(crate) use activity::{AgentInfo, AgentState};
 pub(crate) use agent_error::AgentError;
 pub(crate) use command::{AgentCommand, AgentHandle, ModeChange, wait_written, write_error};
 pub(crate) use continuity::ContinuityFolder;
+pub(crate) use end::remove_left_acks;
 pub(crate) use environment::{MARKER, withheld_variables};
 pub(crate) use headless::Headless;
 pub(crate) use members::Members;

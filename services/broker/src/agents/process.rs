@@ -38,6 +38,9 @@ impl StartedProcess {
         let spec = &handle.spec;
         let marker = uuid::Uuid::new_v4().simple().to_string();
         let args = launch.arguments(resumes);
+        if !launch.continues_session(resumes) {
+            launch.clear_acks().await;
+        }
         let ack_folder = launch.ack_folder.as_ref().map(AckFolder::path);
         let request = SpawnRequest {
             args: args.into_iter().map(OsString::from).collect(),
@@ -83,6 +86,25 @@ impl Launch {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(AgentError::State(format!("{error:#}"))),
             Err(error) => Err(AgentError::State(error.to_string())),
+        }
+    }
+
+    /// Returns whether the program may know messages of an earlier process.
+    fn continues_session(&self, resumes: bool) -> bool {
+        let spec = &self.handle.spec;
+        match spec.session_source {
+            SessionSource::New => resumes && spec.is_resumable,
+            SessionSource::Continued | SessionSource::InArguments => true,
+        }
+    }
+
+    /// Removes the acks of earlier processes. An engine repeats messages under their ids, and an ack of a process that
+    /// has ended would prove that the new one has its copy.
+    async fn clear_acks(&self) {
+        if let Some(folder) = self.ack_folder.clone()
+            && let Err(error) = tokio::task::spawn_blocking(move || folder.clear()).await
+        {
+            tracing::error!(agent.name = self.handle.spec.name, %error, "acks of earlier processes were not removed");
         }
     }
 

@@ -35,7 +35,8 @@ pub(super) struct LocalState {
 }
 
 impl LocalState {
-    /// Reads the files, and ends what the previous broker has left running.
+    /// Reads the files, and ends what the previous broker has left running. Blocks while it reads: nothing else runs
+    /// yet.
     pub(super) async fn open(
         settings: &Init,
         working_directory: PathBuf,
@@ -52,8 +53,13 @@ impl LocalState {
         restore::end_leftovers(&host, &previous).await?;
         let project_files = ProjectFiles::open(directory.file("project-files", &instance, "json"), account.clone())?;
         let survivors = match directory.persistence() {
-            Persistence::Kept => restore::survivors(previous, settings.resume, &ledger_task, &roster),
-            Persistence::Removed => Vec::new(),
+            Persistence::Kept if settings.resume || !previous.stopped_cleanly => {
+                restore::survivors(previous, &ledger_task, &roster)
+            }
+            Persistence::Kept | Persistence::Removed => {
+                restore::remove_acks(&previous, &working_directory, account.as_ref());
+                Vec::new()
+            }
         };
         let state = Self {
             instance,

@@ -7,11 +7,13 @@ use super::{
     AgentTask, Run,
     run::{AckFileContent, Done},
 };
+use crate::agents::ack_files::AckFolder;
 
 /// Ack files are looked for so often while any can come.
 const ACK_FILES_EVERY: Duration = Duration::from_millis(200);
 /// Ack files that nobody waits for are looked for so often while the agent has anything to do.
 const ACK_SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
+
 impl AgentTask {
     pub(super) fn look_for_ack_files(&self, running: &mut Run, now: Timestamp) {
         let Some(folder) = &self.launch.ack_folder else { return };
@@ -23,24 +25,23 @@ impl AgentTask {
         if running.is_reading_ack_files || now < running.ack_files_due {
             return;
         }
-        let awaited: Vec<(u64, String)> =
-            running.pipeline.awaited_files().filter_map(|(key, file)| Some((key, file.path()?.to_owned()))).collect();
+        let awaited = awaited_files(running);
         if awaited.is_empty() {
             return;
         }
         running.is_reading_ack_files = true;
         running.ack_files_due = now + ACK_FILES_EVERY;
-        let folder = folder.clone();
-        running.works.push(Box::pin(async move {
-            let read = move || {
-                let found = awaited.into_iter().filter_map(|(key, path)| {
-                    let content = folder.read(&path)?;
-                    Some(AckFileContent { key, path, content })
-                });
-                found.collect()
-            };
-            Done::AckFiles(tokio::task::spawn_blocking(read).await.unwrap_or_default())
-        }));
+        running.works.push(Box::pin(read_files(folder.clone(), awaited)));
+    }
+
+    /// Takes the acks that the program has written right before its end. None of its processes is left to write more.
+    pub(super) async fn read_last_acks(&self, running: &mut Run) {
+        let Some(folder) = &self.launch.ack_folder else { return };
+        let awaited = awaited_files(running);
+        if !awaited.is_empty() {
+            let done = read_files(folder.clone(), awaited).await;
+            self.on_done(running, done);
+        }
     }
 
     /// Removes a file that was accepted. The end of the program waits for it, since it removes the empty folder.
@@ -70,4 +71,20 @@ impl AgentTask {
             }
         }
     }
+}
+
+/// Messages that wait for an ack file, with its path.
+fn awaited_files(running: &Run) -> Vec<(u64, String)> {
+    running.pipeline.awaited_files().filter_map(|(key, file)| Some((key, file.path()?.to_owned()))).collect()
+}
+
+async fn read_files(folder: AckFolder, awaited: Vec<(u64, String)>) -> Done {
+    let read = move || {
+        let found = awaited.into_iter().filter_map(|(key, path)| {
+            let content = folder.read(&path)?;
+            Some(AckFileContent { key, path, content })
+        });
+        found.collect()
+    };
+    Done::AckFiles(tokio::task::spawn_blocking(read).await.unwrap_or_default())
 }

@@ -92,6 +92,7 @@ impl AgentTask {
             let end = self.drive(&mut running).await;
             self.end_program(running.process.terminal.clone(), &end).await;
             count_dropped_answers(&mut running);
+            self.read_last_acks(&mut running).await;
             self.end_continuity(&mut running);
             self.finish_works(&mut running).await;
             outcomes = std::mem::take(&mut running.outcomes);
