@@ -88,6 +88,42 @@ async fn an_agent_that_asks_for_its_end_gets_it_after_the_verdict() -> Result<()
 }
 
 #[tokio::test]
+async fn nothing_is_typed_after_an_agent_has_asked_for_its_end() -> Result<()> {
+    let scene = Scene::new("closed").await?;
+    // The verdict on the first message takes 2 s. Whatever is typed after it is noted.
+    let script = "stty -echo; read line; echo /exit; while read line; do echo \"$line\" >> typed; done";
+    let body = json!({ "name": "done", "cli": "sh", "args": ["-c", script] });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
+    let set_mode = async |mode: &str| {
+        scene.broker.call("PUT", "/api/spawned/done/delivery-mode", Some(json!({ "mode": mode }))).await
+    };
+    set_mode("manual_flush").await?;
+    for body in numbered(1, 2) {
+        scene.sender.dm("done", &body).await?.success()?;
+    }
+    wait::until_ok("both messages", SOON, || async {
+        let pending = scene.broker.call("GET", "/api/spawned/done/pending", None).await?.body;
+        ensure!(pending["pending"].as_array().is_some_and(|list| list.len() == 2), "{pending}");
+        anyhow::Ok(())
+    })
+    .await?;
+    set_mode("auto_inject").await?;
+    wait::until_ok("the end", SOON, || async {
+        let exited = scene.broker.events("done", "agent_exited").await?;
+        ensure!(exited.len() == 1, "{exited:?}");
+        anyhow::Ok(())
+    })
+    .await?;
+    assert!(!scene.broker.folder().join("typed").exists(), "the second message was typed");
+    assert_eq!(scene.broker.events("done", "delivery_verified").await?.len(), 1);
+    let dropped = scene.broker.events("done", "delivery_dropped").await?;
+    assert_eq!((&dropped[0]["count"], &dropped[0]["reason"]), (&json!(1), &json!("agent_exited")));
+    // The engine has it for the next agent of the name.
+    let next = scene.spawn("done", "cooked", &[]).await?;
+    scene.wait_for("done", &next, &numbered(2, 2), 2).await
+}
+
+#[tokio::test]
 async fn an_ack_that_is_written_at_the_end_counts() -> Result<()> {
     let scene = Scene::new("last-ack").await?;
     // It reads nothing, and hands its ack in when it is asked to end.

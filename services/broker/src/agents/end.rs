@@ -12,11 +12,17 @@ impl AgentTask {
     /// Reports a release that leaves so many messages behind.
     pub(super) async fn conclude_release(&self, left: usize, reason: Option<String>) {
         self.leave().await;
-        if left > 0 {
-            self.publish(&Event::DeliveryDropped { count: left, reason: "agent_released" });
-        }
+        self.report_left(left, "agent_released");
         self.report("session.released", json!({ "reason": reason }), None);
         self.publish(&Event::AgentReleased { reason });
+    }
+
+    /// Reports messages that wait without an agent to type them for. Those of the engine come again with the next agent
+    /// of the name.
+    pub(super) fn report_left(&self, count: usize, reason: &'static str) {
+        if count > 0 {
+            self.publish(&Event::DeliveryDropped { count, reason });
+        }
     }
 
     /// Deregisters the agent at the engine, removes it from the files that a later broker reads, and frees its name, in

@@ -3,6 +3,8 @@
 //! recognises the moment of the first injection, [`keyboard`] leaves room for a person who types.
 
 mod effect;
+#[cfg(test)]
+mod exit_tests;
 mod keyboard;
 mod line;
 mod outstanding;

@@ -67,7 +67,7 @@ pub(crate) struct UnfinishedMessages {
 pub(crate) struct Pipeline {
     pub(super) profile: Profile,
     pub(super) learned: Learned,
-    queue: MessageQueue,
+    pub(super) queue: MessageQueue,
     is_ready: bool,
     pub(super) outstanding: Vec<OutstandingMessage>,
     /// The last deliveries that are over.
@@ -177,6 +177,20 @@ impl Pipeline {
         self.queue.flush()
     }
 
+    /// Types nothing more, neither a message that waits nor another copy of one. Messages that were typed get their
+    /// verdicts, and the others stay.
+    pub(crate) fn close(&mut self) {
+        self.queue.close();
+    }
+
+    /// Returns whether a message that was typed can get its verdict without being typed again.
+    pub(crate) fn awaits_verdict(&self) -> bool {
+        self.writing.is_some()
+            || self.outstanding.iter().any(|outstanding| {
+                matches!(outstanding.delivery.state(), DeliveryState::Injected | DeliveryState::Unverified { .. })
+            })
+    }
+
     /// A person has typed.
     pub(crate) fn on_keys(&mut self, at: Timestamp, keys: &[u8]) {
         self.keyboard.on_keys(at, keys);
@@ -247,7 +261,7 @@ impl Pipeline {
         self.starts_at = None;
         let is_due = self.writing.is_some() || self.queue.head().is_some();
         self.typing_since = is_due.then(|| self.typing_since.unwrap_or(now));
-        if !self.is_ready || self.writing.is_some() || screen.is_gated {
+        if !self.is_ready || self.writing.is_some() || screen.is_gated || self.queue.is_closed() {
             return;
         }
         let again = self

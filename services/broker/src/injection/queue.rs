@@ -36,6 +36,8 @@ pub(super) struct MessageQueue {
     waiting: VecDeque<WaitingMessage>,
     /// So many of `waiting` may be typed in manual mode.
     released: usize,
+    /// Nothing more is typed: the agent has asked for its end.
+    is_closed: bool,
 }
 
 #[derive(Debug)]
@@ -97,8 +99,20 @@ impl MessageQueue {
         self.released > 0 && self.own.is_empty()
     }
 
+    /// Nothing more is to be typed; the messages stay.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
     /// The message that is typed next.
     pub(super) fn head(&self) -> Option<&Message> {
+        if self.is_closed {
+            return None;
+        }
         let may_type = self.mode == DeliveryMode::AutoInject || self.released > 0;
         let head = self.own.front().or_else(|| self.waiting.front().filter(|_| may_type));
         head.map(|waiting| &waiting.message)

@@ -11,11 +11,11 @@ use crate::{
     mailbox::{Author, Message, Origin, Urgency},
 };
 
-fn at(millis: i64) -> Timestamp {
+pub(super) fn at(millis: i64) -> Timestamp {
     Timestamp::from_millis(millis)
 }
 
-fn message(seq: u64, body: &str) -> Message {
+pub(super) fn message(seq: u64, body: &str) -> Message {
     Message {
         delivery_id: format!("del_{seq}"),
         event_id: format!("evt_{seq}"),
@@ -40,20 +40,20 @@ fn pipeline(harness: &str) -> Pipeline {
     Pipeline::new(profile, Learned::new())
 }
 
-struct Scene {
-    pipeline: Pipeline,
-    log: Vec<String>,
+pub(super) struct Scene {
+    pub(super) pipeline: Pipeline,
+    pub(super) log: Vec<String>,
 }
 
 impl Scene {
-    fn new(harness: &str, messages: &[Message]) -> Self {
+    pub(super) fn new(harness: &str, messages: &[Message]) -> Self {
         let mut pipeline = pipeline(harness);
         messages.iter().for_each(|message| pipeline.enqueue(message.clone()));
         pipeline.set_ready();
         Self { pipeline, log: Vec::new() }
     }
 
-    fn note(&mut self, effects: Vec<Effect>) -> Vec<(u64, String)> {
+    pub(super) fn note(&mut self, effects: Vec<Effect>) -> Vec<(u64, String)> {
         let mut typed = Vec::new();
         for effect in effects {
             match effect {
@@ -81,7 +81,7 @@ impl Scene {
     }
 
     /// Types what is due, and returns the texts.
-    fn step(&mut self, now: i64) -> Vec<String> {
+    pub(super) fn step(&mut self, now: i64) -> Vec<String> {
         let effects = self.pipeline.poll(at(now), &ScreenFacts::default());
         let typed = self.note(effects);
         for (key, _) in &typed {
@@ -92,7 +92,7 @@ impl Scene {
         typed.into_iter().map(|(_, text)| text).collect()
     }
 
-    fn output(&mut self, now: i64, text: &str) {
+    pub(super) fn output(&mut self, now: i64, text: &str) {
         let (_, effects) = self.pipeline.on_output(at(now), text.as_bytes());
         self.note(effects);
     }

@@ -106,18 +106,19 @@ impl Pipeline {
     }
 
     /// Calls an injection back that is not to be typed any more, as long as it has not begun: its delivery has an
-    /// outcome, or the agent began to work before another copy could be typed. A verdict on a message whose Enter was
-    /// never written is none yet: its consequences are held back until the copy is written.
+    /// outcome, the agent began to work before another copy could be typed, or it has asked for its end. A verdict on a
+    /// message whose Enter was never written is none yet: its consequences are held back until the copy is written.
     pub(super) fn recall_needless(&mut self, now: Timestamp) -> Option<Effect> {
         let writing = self.writing.filter(|writing| !writing.has_begun && !writing.is_recalled)?;
         let outstanding = &self.outstanding[self.index_of(writing.key)?];
         let delivery = &outstanding.delivery;
-        let is_needless = match delivery.state() {
-            DeliveryState::Verified | DeliveryState::Closed => outstanding.is_written,
-            DeliveryState::Failed | DeliveryState::Cancelled => true,
-            DeliveryState::Unverified { .. } => delivery.attempt_count() < writing.attempt,
-            DeliveryState::Queued | DeliveryState::Injected | DeliveryState::ReinjectionDue { .. } => false,
-        };
+        let is_needless = self.queue.is_closed()
+            || match delivery.state() {
+                DeliveryState::Verified | DeliveryState::Closed => outstanding.is_written,
+                DeliveryState::Failed | DeliveryState::Cancelled => true,
+                DeliveryState::Unverified { .. } => delivery.attempt_count() < writing.attempt,
+                DeliveryState::Queued | DeliveryState::Injected | DeliveryState::ReinjectionDue { .. } => false,
+            };
         if !is_needless {
             return None;
         }

@@ -7,10 +7,21 @@ use crate::{
     mailbox::Message,
 };
 
+/// Why a message waits that came after the agent had asked for its end.
+const EXITING: &str = "agent_exiting";
+
+fn mode_hold(mode: DeliveryMode) -> Option<&'static str> {
+    (mode == DeliveryMode::ManualFlush).then_some("inbound_delivery_manual_flush")
+}
+
 impl AgentTask {
     pub(in crate::agents) fn on_arrived(&self, running: &mut Run) {
         for message in self.mailbox.fetch() {
-            self.publish_arrival(&message, running.pipeline.mode());
+            let hold = match running.pipeline.mode() {
+                _ if running.wants_end_since.is_some() => Some(EXITING),
+                mode => mode_hold(mode),
+            };
+            self.publish_held_arrival(&message, running.pipeline.mode(), hold);
             running.pipeline.enqueue(message);
         }
         for event_id in self.mailbox.fetch_read() {
@@ -22,6 +33,11 @@ impl AgentTask {
 
     /// Tells of a message that has come.
     pub(in crate::agents) fn publish_arrival(&self, message: &Message, mode: DeliveryMode) {
+        self.publish_held_arrival(message, mode, mode_hold(mode));
+    }
+
+    /// Tells of a message that has come, and why it waits if it does.
+    fn publish_held_arrival(&self, message: &Message, mode: DeliveryMode, hold: Option<&'static str>) {
         let identity = &self.launch.services.identity;
         self.publish(&Event::RelayInbound {
             event_id: message.event_id.clone(),
@@ -34,12 +50,11 @@ impl AgentTask {
             workspace_id: identity.workspace_id.clone(),
             workspace_alias: identity.workspace_alias.clone(),
         });
-        let is_held = mode == DeliveryMode::ManualFlush;
         self.publish(&Event::DeliveryQueued {
             delivery: reference(message),
-            from: is_held.then(|| message.author.name.clone()),
-            target: is_held.then(|| message.target.clone()),
-            reason: is_held.then_some("inbound_delivery_manual_flush"),
+            from: hold.map(|_| message.author.name.clone()),
+            target: hold.map(|_| message.target.clone()),
+            reason: hold,
         });
     }
 

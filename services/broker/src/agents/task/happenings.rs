@@ -26,6 +26,8 @@ const DISMISS: &[u8] = b"\x1b";
 const DISMISS_PAUSE: Duration = Duration::from_millis(100);
 /// The screen is looked at so often while a delivery depends on it.
 const SCREEN_EVERY: Duration = Duration::from_millis(500);
+/// The end that an agent has asked for waits so long for verdicts.
+const END_PATIENCE: Duration = Duration::from_secs(30);
 /// A prompt counts as rest after so long without output.
 const REST: Duration = Duration::from_secs(2);
 
@@ -52,7 +54,8 @@ impl AgentTask {
         let files = files.filter(|_| !running.is_reading_ack_files && self.launch.ack_folder.is_some());
         let idle = (!running.is_idle_reported).then(|| self.idle_at(running)).flatten();
         let rest = self.next_rest_deadline(running);
-        let deadlines = [repeats, running.pipeline.next_deadline(), readiness, screen, files, idle, rest];
+        let end = running.wants_end_since.map(|since| since + END_PATIENCE);
+        let deadlines = [repeats, running.pipeline.next_deadline(), readiness, screen, files, idle, rest, end];
         deadlines.into_iter().flatten().min().unwrap_or(now + Duration::from_secs(60))
     }
 
@@ -95,16 +98,21 @@ impl AgentTask {
         }
         self.perform(running, effects);
         self.on_visible_text(running, at, &text);
-        running.wants_end |= running.exit_line.on_text(at, &text);
+        if running.exit_line.on_text(at, &text) {
+            running.wants_end_since.get_or_insert(at);
+            running.pipeline.close();
+        }
         count_dropped_answers(running);
     }
 
     /// Ends an agent that has asked for it, once no message waits for its verdict.
-    pub(super) fn judge_end(&self, running: &Run) -> Option<ProcessEnd> {
-        (running.wants_end && running.pipeline.unsettled_count() == 0).then(|| {
-            self.publish(&Event::AgentExit { reason: "agent_requested" });
-            ProcessEnd::Exited { exit: relay_pty::Exit::Code(0), was_requested: true }
-        })
+    pub(super) fn judge_end(&self, running: &Run, now: Timestamp) -> Option<ProcessEnd> {
+        let since = running.wants_end_since?;
+        if running.pipeline.awaits_verdict() && now < since + END_PATIENCE {
+            return None;
+        }
+        self.publish(&Event::AgentExit { reason: "agent_requested" });
+        Some(ProcessEnd::Exited { exit: relay_pty::Exit::Code(0), was_requested: true })
     }
 
     pub(super) fn on_command(&self, running: &mut Run, command: AgentCommand) -> Option<ProcessEnd> {

@@ -136,7 +136,7 @@ impl AgentTask {
         loop {
             let now = running.tick();
             self.advance(running, now);
-            if let Some(end) = self.judge_end(running) {
+            if let Some(end) = self.judge_end(running, now) {
                 return end;
             }
             self.show(running);
@@ -231,11 +231,13 @@ impl AgentTask {
                 match decision {
                     None => {
                         self.leave().await;
+                        self.report_left(left, "agent_exited");
                         self.publish(&exited);
                         None
                     }
                     Some(Err(reason)) => {
                         self.leave().await;
+                        self.report_left(left, "agent_exited");
                         self.publish(&exited);
                         self.publish(&Event::AgentPermanentlyDead { reason });
                         None
@@ -286,6 +288,7 @@ impl AgentTask {
             }
             Err(error) => {
                 self.leave().await;
+                self.report_left(left, "agent_exited");
                 self.publish(&Event::AgentExited { code, signal, reason: "child_exited" });
                 self.publish(&Event::AgentPermanentlyDead { reason: error.to_string() });
                 None

@@ -60,8 +60,8 @@ pub(in crate::agents) struct Run {
     pub(in crate::agents) outcomes: Works,
     pub(in crate::agents) keys: HashMap<WriteId, u64>,
     pub(in crate::agents) exit_line: ExitLine,
-    /// It has asked for its end.
-    pub(in crate::agents) wants_end: bool,
+    /// Since when it wants to end.
+    pub(in crate::agents) wants_end_since: Option<Timestamp>,
     /// Answers of the terminal that the program did not read and that were counted.
     pub(in crate::agents) dropped_answers: u64,
     pub(in crate::agents) last_output_at: Timestamp,
@@ -98,7 +98,7 @@ impl Run {
             outcomes: Works::new(),
             keys: HashMap::new(),
             exit_line: ExitLine::default(),
-            wants_end: false,
+            wants_end_since: None,
             dropped_answers: 0,
             last_output_at: now,
             latest: now,
