@@ -39,11 +39,11 @@ pub(crate) const RECEIPTS_DROPPED: &str = "relay_node_receipts_dropped_total";
 pub(crate) const REPORTS_DROPPED: &str = "relay_node_reports_dropped_total";
 /// Requests of agents to save or load notes dropped: another one waited. Counter.
 pub(crate) const CONTINUITY_DROPPED: &str = "relay_node_continuity_dropped_total";
-/// Entries of a queue of the broker. Gauge; label `queue`: `commands`, `mailboxes`, `early_frames`, `injections`,
-/// `invocations`, `ledger`, `link_requests`, `node_socket`, `receipts`, `reports`, `runner`.
+/// Entries of a queue of the broker. Gauge; label `queue`: `commands`, `mailboxes`, `early_frames`,
+/// `engine_replies`, `injections`, `invocations`, `key_frames`, `ledger`, `link_requests`, `node_socket`, `receipts`, `reports`, `runner`.
 pub(crate) const QUEUE_ITEMS: &str = "relay_node_queue_items";
-/// Entries dropped or given back for want of room. Counter; label `queue`: `invocations`, `link_requests`, `runner`,
-/// `terminal_answers`.
+/// Entries dropped or given back for want of room. Counter; label `queue`: `engine_replies`, `invocations`,
+/// `link_requests`, `reads`, `runner`, `terminal_answers`.
 pub(crate) const QUEUE_DROPPED: &str = "relay_node_queue_dropped_total";
 /// Bytes of ephemeral events that wait for subscribers. Gauge.
 pub(crate) const SUBSCRIBER_BYTES: &str = "relay_node_subscriber_bytes";

@@ -16,7 +16,10 @@ use super::{
     extract::{Path, Ready, Upgrade},
     inbound::{Inbound, MAX_READ, close_too_large, size},
 };
-use crate::agents::{AgentError, AgentHandle};
+use crate::{
+    agents::{AgentError, AgentHandle},
+    metric_names,
+};
 
 /// Frames that wait for earlier ones to be typed. The socket is not read beyond it.
 const MOST_EARLY_BYTES: usize = 1 << 20;
@@ -98,6 +101,7 @@ impl Frames {
     async fn next(&mut self) -> Inbound {
         if let Some(frame) = self.early.pop_front() {
             self.early_bytes -= size(&frame);
+            early_gauge().decrement(1.0);
             return Inbound::Frame(frame);
         }
         match self.end.take() {
@@ -119,6 +123,7 @@ impl Frames {
                     Inbound::Frame(frame) => {
                         self.early_bytes += size(&frame);
                         self.early.push_back(frame);
+                        early_gauge().increment(1.0);
                     }
                     end @ (Inbound::TooLarge | Inbound::Ended) => self.end = Some((end, Instant::now())),
                 },
@@ -126,6 +131,17 @@ impl Frames {
             }
         }
     }
+}
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        early_gauge().decrement(self.early.len() as f64);
+    }
+}
+
+/// Frames of all streams of keys that wait.
+fn early_gauge() -> metrics::Gauge {
+    metrics::gauge!(metric_names::QUEUE_ITEMS, "queue" => "key_frames")
 }
 
 /// Keys of a text frame: the `data` of a `pty_input` object, or the text itself.

@@ -1,7 +1,7 @@
 //! [`Connection`]: one node socket from its registration to its end.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -73,6 +73,8 @@ impl<'a> Connection<'a> {
         socket: Socket,
     ) -> Self {
         let (sink, stream) = socket.split();
+        let outbox = Outbox::new(sink);
+        *shared.socket_queue.lock().unwrap_or_else(PoisonError::into_inner) = Some(outbox.queue());
         let now = Instant::now();
         Self {
             own_agent_id: &settings.identity.agent_id,
@@ -81,7 +83,7 @@ impl<'a> Connection<'a> {
             shared,
             requests,
             stream,
-            outbox: Outbox::new(sink),
+            outbox,
             pending: PendingRequests::default(),
             last_inbound: now,
             last_heartbeat: now,
@@ -97,7 +99,9 @@ impl<'a> Connection<'a> {
             return (End::Lost(reason), false);
         }
         on_registered();
-        let end = match self.serve().await {
+        let served = self.serve().await;
+        self.shared.waiting_replies.store(0, Ordering::Relaxed);
+        let end = match served {
             Ok(()) => {
                 self.leave().await;
                 End::Left
@@ -252,7 +256,7 @@ impl<'a> Connection<'a> {
         if now.duration_since(self.last_inventory) >= INVENTORY_EVERY {
             self.announce()?;
         }
-        self.outbox.show();
+        self.shared.waiting_replies.store(self.pending.len(), Ordering::Relaxed);
         let has_gap = self.shared.hosted.mailboxes().iter().any(|(_, mailbox)| mailbox.has_gap());
         match self.repeats.judge(now, has_gap, self.shared.has_room.load(Ordering::Relaxed)) {
             Some(reason) => Err(reason.to_owned()),

@@ -2,8 +2,8 @@
 
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -17,6 +17,7 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
     time::timeout,
 };
+use tokio_tungstenite::tungstenite::Message;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -94,6 +95,10 @@ pub(super) struct LinkShared {
     pub(super) bootstrap: Manifest,
     /// Frames that a mailbox refused can now be taken.
     pub(super) has_room: AtomicBool,
+    /// Requests that wait for the engine's reply.
+    pub(super) waiting_replies: AtomicUsize,
+    /// Frames that wait to be written to the socket of the newest connection.
+    pub(super) socket_queue: Mutex<Option<mpsc::WeakSender<Message>>>,
     /// Changed when the engine has refused what a runner offers, after the runner was told that it is registered with
     /// the next connection.
     pub(super) runner_refused: watch::Sender<()>,
@@ -224,6 +229,18 @@ impl EngineLink {
     /// Requests that wait for the connection.
     pub(crate) fn waiting_requests(&self) -> usize {
         self.requests.max_capacity() - self.requests.capacity()
+    }
+
+    /// Requests that wait for the engine's reply, as of the last second.
+    pub(crate) fn waiting_replies(&self) -> usize {
+        self.shared.waiting_replies.load(Ordering::Relaxed)
+    }
+
+    /// Frames that wait to be written; none without a connection.
+    pub(crate) fn waiting_frames(&self) -> usize {
+        let queue = self.shared.socket_queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = queue.as_ref().and_then(mpsc::WeakSender::upgrade);
+        open.map_or(0, |frames| frames.max_capacity() - frames.capacity())
     }
 
     /// Invocations that wait to be handled.

@@ -6,7 +6,6 @@ use tokio::{sync::mpsc, task::JoinSet};
 use tokio_tungstenite::tungstenite::{Message, protocol::CloseFrame};
 
 use super::dial::Socket;
-use crate::metric_names;
 
 /// Frames that wait to be written. A socket that lets more pile up is given up.
 const MOST_FRAMES: usize = 4096;
@@ -61,9 +60,8 @@ impl Outbox {
         self.writer.join_next().await;
     }
 
-    /// Shows the number of frames that wait.
-    pub(super) fn show(&self) {
-        let waiting = self.frames.max_capacity() - self.frames.capacity();
-        metrics::gauge!(metric_names::QUEUE_ITEMS, "queue" => "node_socket").set(waiting as f64);
+    /// The queue, to look at its length as long as the connection lasts.
+    pub(super) fn queue(&self) -> mpsc::WeakSender<Message> {
+        self.frames.downgrade()
     }
 }

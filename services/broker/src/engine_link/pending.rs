@@ -1,12 +1,16 @@
 //! Requests on one connection that wait for their reply.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use relay_wire::nodes::engine_frame::{ErrorReply, Reply};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::{link::HostRequest, manifest::Manifest};
+use crate::insight::count_dropped;
+
+/// Requests that wait at the same time. An engine that answers none would fill the memory.
+const MOST_WAITING: usize = 1024;
 
 /// Request that waits.
 #[derive(Debug)]
@@ -21,36 +25,65 @@ pub(super) enum WaitingRequest {
     Logged(&'static str),
 }
 
-/// Waiting requests by id.
+/// Waiting requests by their number.
 #[derive(Debug, Default)]
 pub(super) struct PendingRequests {
-    waiting: HashMap<String, WaitingRequest>,
+    waiting: BTreeMap<u64, WaitingRequest>,
     next_id: u64,
 }
 
 impl PendingRequests {
-    /// Adds a request and returns its id.
+    /// Adds a request and returns its id. If there are too many, the oldest is given up, and with it only a line in the
+    /// log as long as there is one of that kind.
     pub(super) fn add(&mut self, waiting: WaitingRequest) -> String {
         self.next_id += 1;
-        let id = format!("b{}", self.next_id);
-        self.waiting.insert(id.clone(), waiting);
-        id
+        if self.waiting.len() >= MOST_WAITING {
+            let logged = self.waiting.iter().find(|(_, waiting)| matches!(waiting, WaitingRequest::Logged(_)));
+            let oldest = logged.or_else(|| self.waiting.first_key_value()).map(|(number, _)| *number);
+            oldest.map(|number| self.waiting.remove(&number));
+            count_dropped("engine_replies");
+        }
+        self.waiting.insert(self.next_id, waiting);
+        format!("b{}", self.next_id)
     }
 
     /// Takes the request that a reply is for. Some engines leave the id out of a registration's reply.
     pub(super) fn take_for(&mut self, reply: &Reply) -> Option<WaitingRequest> {
-        if let Some(found) = self.waiting.remove(&reply.id) {
+        if let Some(found) = self.take(&reply.id) {
             return Some(found);
         }
         let name = reply.data["name"].as_str()?;
         let is_for =
             |waiting: &WaitingRequest| matches!(waiting, WaitingRequest::Host(request) if request.frame.name == name);
-        let id = self.waiting.iter().find(|(_, waiting)| is_for(waiting)).map(|(id, _)| id.clone())?;
-        self.waiting.remove(&id)
+        let number = *self.waiting.iter().find(|(_, waiting)| is_for(waiting))?.0;
+        self.waiting.remove(&number)
     }
 
     /// Takes the request of an id.
     pub(super) fn take(&mut self, id: &str) -> Option<WaitingRequest> {
-        self.waiting.remove(id)
+        self.waiting.remove(&id.strip_prefix('b')?.parse().ok()?)
+    }
+
+    /// Requests that wait.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_found_by_their_id_and_the_oldest_without_a_caller_is_given_up() {
+        let mut pending = PendingRequests::default();
+        let (reply, _answer) = oneshot::channel();
+        assert_eq!(pending.add(WaitingRequest::Register(reply)), "b1");
+        for _ in 0..MOST_WAITING {
+            pending.add(WaitingRequest::Logged("inventory.sync"));
+        }
+        assert_eq!(pending.len(), MOST_WAITING);
+        assert!(pending.take("b2").is_none() && pending.take("other").is_none());
+        assert!(pending.take("b1").is_some() && pending.take("b1").is_none());
     }
 }

@@ -2,8 +2,8 @@
 
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -74,6 +74,8 @@ impl LinkTask {
             manifest: watch::Sender::new(settings.manifest.clone()),
             bootstrap: settings.manifest.clone(),
             has_room: AtomicBool::new(false),
+            waiting_replies: AtomicUsize::new(0),
+            socket_queue: Mutex::default(),
             runner_refused: watch::Sender::new(()),
             stop: CancellationToken::new(),
         });

@@ -1,4 +1,4 @@
-//! Lengths of the broker's queues as metrics. Queues of one connection show theirs where they are.
+//! Lengths of the broker's queues as metrics, each the sum over all workspaces and agents.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,9 +20,12 @@ pub(crate) async fn show_queues(members: Members, runners: Arc<Runners>) {
         ticks.tick().await;
         show_shared(&members.default_workspace().services().shared);
         show("runner", runners.waiting_frames());
-        let (mut messages, mut bytes, mut early, mut requests, mut invocations) = (0, 0, 0, 0, 0);
+        let (mut messages, mut bytes, mut early) = (0, 0, 0);
+        let (mut requests, mut replies, mut frames, mut invocations) = (0, 0, 0, 0);
         for link in members.links() {
             requests += link.waiting_requests();
+            replies += link.waiting_replies();
+            frames += link.waiting_frames();
             invocations += link.waiting_invocations();
             for length in link.mailbox_lengths() {
                 messages += length.messages;
@@ -33,6 +36,8 @@ pub(crate) async fn show_queues(members: Members, runners: Arc<Runners>) {
         show("mailboxes", messages);
         show("early_frames", early);
         show("link_requests", requests);
+        show("engine_replies", replies);
+        show("node_socket", frames);
         show("invocations", invocations);
         metrics::gauge!(metric_names::MAILBOX_BYTES).set(bytes as f64);
     }

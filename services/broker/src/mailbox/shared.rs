@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tracing::{Span, field};
 
 use super::{Mailbox, MailboxLength, Message, Verdict};
-use crate::{clock, metric_names};
+use crate::{clock, insight::count_dropped, metric_names};
 
 /// Read receipts that wait for the agent's task. Further ones push the oldest out: a receipt only confirms.
 const MOST_READ: usize = 64;
@@ -106,6 +106,7 @@ impl SharedMailbox {
         self.with_content(|content| {
             if content.read.len() == MOST_READ {
                 content.read.pop_front();
+                count_dropped("reads");
             }
             content.read.push_back(event_id.to_owned());
         });
