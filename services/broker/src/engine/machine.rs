@@ -13,7 +13,7 @@ use crate::state::{create_private_directory, write_private_file};
 const FOLDER: &str = "agent-relay";
 const FILE: &str = "machine-id";
 
-/// Reads the seed of this machine, and creates it on first use.
+/// Reads the seed of this machine, and creates it on first use. Blocks.
 ///
 /// # Errors
 /// If there is no data directory, or the file cannot be read or written.

@@ -4,7 +4,7 @@ use std::{env, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use futures::future::try_join_all;
-use tokio::time::timeout;
+use tokio::{task::spawn_blocking, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -29,10 +29,12 @@ pub(super) async fn join_engine(
 ) -> Result<Option<(Engine, Vec<Identity>)>> {
     let url = engine_url(settings)?;
     let engine = Engine::new(&url)?;
+    let seed = spawn_blocking(|| machine_seed(variable("XDG_DATA_HOME").as_deref(), variable("HOME").as_deref()));
+    let seed = seed.await??;
     let given = workspaces(settings)?.into_iter().enumerate();
-    let requests = given.map(|(index, workspace)| join_request(settings, state, directory, workspace, index == 0));
-    let requests: Vec<JoinRequest> = requests.collect::<Result<_>>()?;
-    let joining = try_join_all(requests.into_iter().map(|request| join(&engine, request)));
+    let requests =
+        given.map(|(index, workspace)| join_request(settings, state, directory, &seed, workspace, index == 0));
+    let joining = try_join_all(requests.map(|request| join(&engine, request)));
     match stop.run_until_cancelled(timeout(JOIN_TIMEOUT, joining)).await {
         Some(joined) => {
             let identities = joined.with_context(|| format!("{url} has not answered in time"))??;
@@ -65,29 +67,30 @@ fn join_request(
     settings: &Init,
     state: &LocalState,
     directory: &StateDirectory,
+    machine_seed: &str,
     workspace: GivenWorkspace,
     is_default: bool,
-) -> Result<JoinRequest> {
+) -> JoinRequest {
     let LocalState { instance, working_directory, .. } = state;
     let node_token = settings.node_token.clone().filter(|token| is_default && !token.is_empty());
     let token_file = match &workspace.id {
         Some(id) if !is_default => directory.file("node-token", &format!("{instance}-{id}"), "json"),
         Some(_) | None => directory.file("node-token", instance, "json"),
     };
-    Ok(JoinRequest {
+    JoinRequest {
         instance: instance.to_owned(),
         workspace_id: workspace.id,
         workspace_alias: workspace.alias,
         workspace_key: workspace.key,
         agent_type: settings.agent_type.clone(),
         channels: settings.channels.iter().map(|name| name.trim_start_matches('#').to_owned()).collect(),
-        machine_seed: machine_seed(variable("XDG_DATA_HOME").as_deref(), variable("HOME").as_deref())?,
+        machine_seed: machine_seed.to_owned(),
         working_directory: working_directory.to_owned(),
         takes_over: directory.persistence() == Persistence::Kept,
         node_token,
         token_file,
         key_file: directory.file("workspace-key", instance, "json"),
-    })
+    }
 }
 
 fn variable(name: &str) -> Option<String> {

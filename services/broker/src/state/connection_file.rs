@@ -25,7 +25,7 @@ pub(crate) struct ConnectionFile {
 }
 
 impl ConnectionFile {
-    /// Writes the file into the state directory.
+    /// Writes the file into the state directory. Blocks: nothing is served before it is there.
     pub(crate) fn write(directory: &StateDirectory, url: &str, port: u16, api_key: &str) -> Result<Self> {
         let path = directory.path().join(FILE);
         let content = Connection { url: url.to_owned(), port, api_key: api_key.to_owned(), pid: std::process::id() };
@@ -44,6 +44,7 @@ impl ConnectionFile {
 
 impl Drop for ConnectionFile {
     fn drop(&mut self) {
+        // Blocks for one call, at the end of the process.
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "the connection file could not be removed");
         }
