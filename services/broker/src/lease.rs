@@ -5,11 +5,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 
 /// Time between two renewals at most.
 const TERM: Duration = Duration::from_secs(120);
-const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// Lease of the broker's owner. A persistent broker has none.
 #[derive(Debug)]
@@ -41,11 +40,41 @@ impl Lease {
     pub(crate) async fn expired(&self) {
         match &self.expires_at {
             None => std::future::pending().await,
-            Some(expires_at) => {
-                while Instant::now() < *expires_at.lock().unwrap_or_else(PoisonError::into_inner) {
-                    sleep(CHECK_EVERY).await;
+            Some(expires_at) => loop {
+                let due = *expires_at.lock().unwrap_or_else(PoisonError::into_inner);
+                if Instant::now() >= due {
+                    return;
                 }
-            }
+                sleep_until(due).await;
+            },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_ends_two_minutes_after_its_last_renewal() {
+        let began = Instant::now();
+        let lease = Lease::new(false);
+        let renewals = async {
+            sleep(Duration::from_secs(100)).await;
+            assert_eq!(lease.renew(), 120);
+            sleep(Duration::from_secs(119)).await;
+            assert_eq!(lease.renew(), 120);
+        };
+        tokio::join!(lease.expired(), renewals);
+        assert_eq!(began.elapsed().as_secs(), 100 + 119 + 120);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_persistent_broker_has_no_lease() {
+        let lease = Lease::new(true);
+        assert!(timeout(Duration::from_secs(24 * 60 * 60), lease.expired()).await.is_err());
+        assert_eq!(lease.renew(), 0);
     }
 }

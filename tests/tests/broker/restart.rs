@@ -1,6 +1,10 @@
 //! Brokers that are killed or stopped.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
+use relay_acceptance::chaos;
+use relay_testkit::node::{BrokerSpec, NodeBroker};
 use relay_testkit::proxy::TcpProxy;
 use relay_testkit::{shared, wait};
 use serde_json::json;
@@ -163,6 +167,43 @@ async fn acks_that_nobody_read_do_not_outlive_their_agent() -> Result<()> {
     std::fs::write(acks.join("unread"), "{}")?;
     assert_eq!(scene.broker.call("DELETE", "/api/spawned/worker", None).await?.status, 200);
     assert!(!scene.broker.folder().join(".agent-relay").exists());
+    Ok(())
+}
+
+/// Waits until a broker has run for so many seconds.
+async fn wait_uptime(broker: &NodeBroker, seconds: u64) -> Result<()> {
+    wait::until_ok("a later time", Duration::from_secs(150), || async {
+        let health = broker.call_with("GET", "/health", &[]).await?.body;
+        ensure!(health["uptimeMs"].as_u64().is_some_and(|uptime| uptime >= seconds * 1000), "{health}");
+        anyhow::Ok(())
+    })
+    .await
+}
+
+/// At full size it lasts as long as a lease that is renewed once.
+#[tokio::test]
+async fn a_broker_with_an_owner_lives_as_long_as_its_lease_is_renewed() -> Result<()> {
+    let scene = Scene::new("owned").await?;
+    let renewed = scene.broker.call("POST", "/api/session/renew", None).await?.body;
+    assert_eq!(renewed, json!({ "renewed": true, "expires_in_secs": 0, "persist": true }));
+    let folder = tempfile::tempdir()?;
+    let gateway = shared().await.any_gateway();
+    let spec = BrokerSpec::new(gateway, scene.workspace.token(), "ephemeral", folder.path())?;
+    let broker = NodeBroker::start(&BrokerSpec { persists: false, ..spec }).await?;
+    assert_eq!(broker.call("GET", "/api/session", None).await?.body["mode"], "ephemeral");
+    if chaos::is_full() {
+        wait_uptime(&broker, 100).await?;
+    }
+    let renewed = broker.call("POST", "/api/session/renew", None).await?.body;
+    assert_eq!(renewed, json!({ "renewed": true, "expires_in_secs": 120, "persist": false }));
+    if chaos::is_full() {
+        wait_uptime(&broker, 130).await?;
+        wait::until_ok("the end", Duration::from_secs(110), || async {
+            ensure!(!broker.is_running(), "it runs");
+            anyhow::Ok(())
+        })
+        .await?;
+    }
     Ok(())
 }
 

@@ -17,6 +17,9 @@ const PROGRAM_VARIABLE: &str = "RELAY_NODE_BROKER";
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
+/// State directory of a broker, below the directory that it runs in.
+const STATE_DIRECTORY: &str = ".agentworkforce/relay";
+
 /// Description of a broker to start.
 #[derive(Debug, Clone)]
 pub struct BrokerSpec {
@@ -30,7 +33,9 @@ pub struct BrokerSpec {
     pub name: String,
     /// Directory that it runs in; created if it does not exist.
     pub folder: PathBuf,
-    /// Arguments behind `init --instance-name NAME --persist`.
+    /// Runs without an owner's lease. Its state is kept either way.
+    pub persists: bool,
+    /// Arguments behind `init --instance-name NAME`.
     pub args: Vec<String>,
     /// Environment in addition.
     pub env: Vec<(String, String)>,
@@ -49,6 +54,7 @@ impl BrokerSpec {
             workspace_key: workspace_key.to_owned(),
             name: name.to_owned(),
             folder: folder.to_owned(),
+            persists: true,
             args: Vec::new(),
             env: Vec::new(),
         })
@@ -56,7 +62,9 @@ impl BrokerSpec {
 
     fn process(&self) -> Result<Spec> {
         let mut spec = Spec::new(&self.name, &self.program, self.folder.join("broker.log"));
-        spec.args = ["init", "--instance-name", &self.name, "--persist"].map(str::to_owned).to_vec();
+        spec.args = ["init", "--instance-name", &self.name].map(str::to_owned).to_vec();
+        let kept: &[&str] = if self.persists { &["--persist"] } else { &["--state-dir", STATE_DIRECTORY] };
+        spec.args.extend(kept.iter().map(|word| (*word).to_owned()));
         spec.args.extend(self.args.iter().cloned());
         spec.cwd = Some(self.folder.clone());
         let home = self.folder.to_str().context("the folder's name is not UTF-8")?;
@@ -108,7 +116,7 @@ impl NodeBroker {
     }
 
     async fn wait_ready(&mut self) -> Result<()> {
-        let path = self.folder.join(".agentworkforce/relay/connection.json");
+        let path = self.folder.join(STATE_DIRECTORY).join("connection.json");
         let pid = self.process.pid();
         let found = wait::until_ok("the broker to be ready", READY_WITHIN, || async {
             if !self.process.is_running() {

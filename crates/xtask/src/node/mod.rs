@@ -39,6 +39,7 @@ async fn serve(args: &Args, engine: &RunningEngine, bin_dir: &Path) -> Result<()
         workspace_key: engine.workspace_key.clone(),
         name: "demo-node".to_owned(),
         folder: folder.clone(),
+        persists: true,
         args: Vec::new(),
         env: Vec::new(),
     };
