@@ -3,8 +3,8 @@
 use std::fmt;
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned, de::Error as _};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 /// Schema of an id. The ids themselves are domain types.
@@ -71,6 +71,33 @@ pub fn not_null<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D)
     T::deserialize(deserializer).map(Some)
 }
 
+/// Reads a shape from an object only. Derived implementations also take a list of the fields' values.
+///
+/// # Errors
+/// If the value is no object, or one with other fields.
+pub fn object<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    let fields = Map::deserialize(deserializer)?;
+    T::deserialize(Value::Object(fields)).map_err(D::Error::custom)
+}
+
+/// Like [`object`] for a field that may be `null`.
+///
+/// # Errors
+/// If the value is neither `null` nor an object, or an object with other fields.
+pub fn optional_object<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let fields: Option<Map<String, Value>> = Option::deserialize(deserializer)?;
+    fields.map(|fields| T::deserialize(Value::Object(fields)).map_err(D::Error::custom)).transpose()
+}
+
+/// Like [`object`] for each entry of a list.
+///
+/// # Errors
+/// If the value is no list, or has an entry that [`object`] does not take.
+pub fn objects<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    let list: Vec<Map<String, Value>> = Vec::deserialize(deserializer)?;
+    list.into_iter().map(|fields| T::deserialize(Value::Object(fields)).map_err(D::Error::custom)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,6 +115,33 @@ mod tests {
             let expected = instant.format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string();
             assert_eq!(Timestamp(instant).to_string(), expected);
             assert_eq!(serde_json::to_value(Timestamp(instant)).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn lists_are_no_objects() {
+        #[derive(Debug, PartialEq, Deserialize)]
+        struct Inner {
+            #[serde(default)]
+            topic: String,
+        }
+        #[derive(Debug, PartialEq, Deserialize)]
+        struct Body {
+            #[serde(deserialize_with = "object")]
+            one: Inner,
+            #[serde(default, deserialize_with = "optional_object")]
+            other: Option<Inner>,
+            #[serde(default, deserialize_with = "objects")]
+            all: Vec<Inner>,
+        }
+        let read = |json: &str| serde_json::from_str::<Body>(json);
+        let inner = |topic: &str| Inner { topic: topic.to_owned() };
+        let body = read(r#"{"one":{"topic":"x"},"other":null,"all":[{"topic":"y"},{}]}"#).unwrap();
+        assert_eq!(body, Body { one: inner("x"), other: None, all: vec![inner("y"), inner("")] });
+        assert_eq!(read(r#"{"one":{},"other":{"topic":"x"}}"#).unwrap().other, Some(inner("x")));
+        for wrong in [r#"{"one":["x"]}"#, r#"{"one":null}"#, r#"{"one":{},"other":[]}"#, r#"{"one":{},"all":[["x"]]}"#]
+        {
+            assert!(read(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -232,6 +232,7 @@ pub(crate) async fn release_agent(services: &Services, name: &str, reason: Optio
 
 #[derive(Debug, Deserialize)]
 struct PreflightBody {
+    #[serde(deserialize_with = "relay_wire::field::objects")]
     agents: Vec<PreflightAgent>,
 }
 

@@ -14,6 +14,9 @@ use crate::api::types::runner_frame::Refusal;
 /// Largest answer of a route.
 const MAX_ANSWER: usize = 32 << 20;
 
+/// Characters of an unknown type in its refusal.
+const SHOWN_KIND: usize = 64;
+
 /// Answers a request by the route that does the same.
 pub(super) async fn call(routes: Router, key: &str, kind: &str, payload: &Value) -> Result<Value, Refusal> {
     let (method, path, body) = route(kind, payload)?;
@@ -58,7 +61,11 @@ pub(super) fn route(kind: &str, payload: &Value) -> Result<(Method, String, Valu
         "resize_pty" => (Method::POST, format!("/api/resize/{}", name()?), given),
         "set_model" => (Method::POST, format!("/api/spawned/{}/model", name()?), given),
         "get_metrics" => {
-            let agent = payload["agent"].as_str();
+            let agent = match &payload["agent"] {
+                Value::Null => None,
+                Value::String(agent) => Some(agent),
+                _ => return Err(Refusal::new("frame_failed", "agent must be a name")),
+            };
             let query = agent.map(|agent| format!("?agent={}", utf8_percent_encode(agent, NON_ALPHANUMERIC)));
             (Method::GET, format!("/api/metrics{}", query.unwrap_or_default()), json!({}))
         }
@@ -66,7 +73,10 @@ pub(super) fn route(kind: &str, payload: &Value) -> Result<(Method, String, Valu
         "get_crash_insights" => (Method::GET, "/api/crash-insights".to_owned(), json!({})),
         "preflight_agents" => (Method::POST, "/api/preflight".to_owned(), given),
         "shutdown" => (Method::POST, "/api/shutdown".to_owned(), json!({})),
-        _ => return Err(Refusal::new("frame_failed", format!("{kind:?} is not known"))),
+        _ => {
+            let shown: String = kind.chars().take(SHOWN_KIND).collect();
+            return Err(Refusal::new("frame_failed", format!("{shown:?} is not known")));
+        }
     })
 }
 

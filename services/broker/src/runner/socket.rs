@@ -6,7 +6,7 @@ use axum::{
     extract::ws::{CloseFrame, Message, WebSocket, close_code},
     response::Response,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, timeout},
@@ -17,9 +17,9 @@ use super::{outbox::Outbox, requests};
 use crate::{
     agents::SpawnSource,
     api::{
-        Api, ApiError, Broker, Inbound, MAX_READ, Ready, Upgrade, close_too_large, routes, start_agent,
+        Api, ApiError, Broker, Inbound, MAX_READ, Ready, Upgrade, close_too_large, routes, start_agent, unreadable,
         types::{
-            HandlerResult, RegisterHandlers, RegisterNode, RunnerAnswer, SpawnAgent, SpawnBody,
+            HandlerResult, Hello, RegisterHandlers, RegisterNode, RunnerAnswer, SpawnAgent, SpawnBody,
             runner_frame::{self, Frame, Refusal, VERSION},
         },
     },
@@ -195,7 +195,12 @@ async fn close(socket: &mut WebSocket, code: u16, reason: &'static str) {
 /// Answers a request. Returns whether the runner leaves with it.
 async fn handle(api: Api, id: u64, frame: Frame, outbox: Outbox) -> bool {
     let Frame { kind, request_id, payload, .. } = frame;
-    let outcome = answer(&api, id, &kind, payload).await;
+    let outcome = match payload {
+        Value::Object(_) => answer(&api, id, &kind, payload).await,
+        // Some libraries leave out an empty object.
+        Value::Null => answer(&api, id, &kind, json!({})).await,
+        _ => Err(Refusal::new("frame_failed", "the payload must be a JSON object")),
+    };
     let leaves = kind == "deregister_node" && outcome.is_ok();
     outbox.send(runner_frame::answer(request_id.as_deref(), outcome)).await;
     leaves
@@ -205,7 +210,11 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
     let broker = api.broker().ok_or_else(|| Refusal::new("not_ready", "the broker is starting"))?;
     let link = &broker.services.link;
     match kind {
-        "hello" => Ok(RunnerAnswer::Hello { broker_version: version::VERSION, protocol_version: VERSION }.into()),
+        "hello" => {
+            let Hello { client_name, client_version } = read(payload)?;
+            tracing::info!(client_name, client_version, "a runner has introduced itself");
+            Ok(RunnerAnswer::Hello { broker_version: version::VERSION, protocol_version: VERSION }.into())
+        }
         "register_node" => {
             let registration = register_node(api, broker, payload).await?;
             let pending = matches!(registration, Registration::Pending);
@@ -285,7 +294,7 @@ async fn spawn_agent(api: &Api, payload: Value) -> Result<Value, Refusal> {
 }
 
 fn read<T: serde::de::DeserializeOwned>(payload: Value) -> Result<T, Refusal> {
-    serde_json::from_value(payload).map_err(|error| Refusal::new("frame_failed", error.to_string()))
+    serde_json::from_value(payload).map_err(|error| Refusal::new("frame_failed", unreadable(&error)))
 }
 
 #[cfg(test)]

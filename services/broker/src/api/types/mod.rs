@@ -15,7 +15,7 @@ pub(crate) use crash::{CrashCategory, CrashInsights, CrashPattern, CrashRecord};
 pub(crate) use event::{DeliveryProof, DeliveryRef, Event, EventFrame, ProcessFacts, ReplayGap};
 pub(crate) use message::{DeadLetterEntry, PendingMessage};
 pub(crate) use runner_request::{
-    HandlerResult, RegisterHandlers, RegisterNode, RunnerAnswer, RunnerManifest, SpawnAgent, Supervision,
+    HandlerResult, Hello, RegisterHandlers, RegisterNode, RunnerAnswer, RunnerManifest, SpawnAgent, Supervision,
 };
 pub(crate) use spawn::{
     AppServerAuth, AppServerConfig, AppServerRelease, RestartPolicy, SpawnBody, VerificationOverride,

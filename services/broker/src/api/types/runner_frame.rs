@@ -34,6 +34,10 @@ impl Refusal {
 
 /// Decodes a frame; `None` for a text that is none.
 pub(crate) fn decode(text: &str) -> Option<Frame> {
+    // A list would be taken for the values of the fields, in their order.
+    if !text.trim_ascii_start().starts_with('{') {
+        return None;
+    }
     serde_json::from_str::<Frame>(text).ok().filter(|frame| frame.v == VERSION)
 }
 
@@ -75,7 +79,14 @@ mod tests {
     fn only_the_envelope_is_a_frame() {
         let frame = decode(r#"{"v":2,"type":"hello","request_id":"1","payload":{"a":1}}"#).expect("a frame");
         assert_eq!((frame.kind.as_str(), frame.request_id.as_deref()), ("hello", Some("1")));
-        for text in ["", "[]", r#"{"type":"hello"}"#, r#"{"v":1,"type":"hello"}"#, r#"{"v":2,"type":3}"#] {
+        for text in [
+            "",
+            "[]",
+            r#"[2,"hello","1",{}]"#,
+            r#"{"type":"hello"}"#,
+            r#"{"v":1,"type":"hello"}"#,
+            r#"{"v":2,"type":3}"#,
+        ] {
             assert_eq!(decode(text), None, "{text}");
         }
         assert_eq!(

@@ -8,10 +8,18 @@ use serde_json::Value;
 
 use super::{RestartPolicy, SpawnBody};
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Hello {
+    pub(crate) client_name: Option<String>,
+    pub(crate) client_version: Option<String>,
+}
+
 #[derive(Debug, Deserialize)]
 pub(crate) struct RegisterNode {
+    #[serde(deserialize_with = "relay_wire::field::object")]
     pub(crate) manifest: RunnerManifest,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "relay_wire::field::optional_object")]
     pub(crate) supervision: Option<Supervision>,
 }
 
@@ -31,6 +39,7 @@ pub(crate) struct HandlerResult {
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct SpawnAgent {
+    #[serde(deserialize_with = "relay_wire::field::object")]
     pub(crate) agent: SpawnBody,
     #[serde(default, alias = "initialTask")]
     pub(crate) initial_task: Option<String>,
@@ -45,6 +54,7 @@ pub(crate) struct SpawnAgent {
 #[serde(default)]
 pub(crate) struct RunnerManifest {
     pub(crate) name: String,
+    #[serde(deserialize_with = "relay_wire::field::objects")]
     pub(crate) capabilities: Vec<Capability>,
     #[serde(alias = "maxAgents")]
     pub(crate) max_agents: Option<u32>,
@@ -60,7 +70,7 @@ pub(crate) struct Supervision {
     pub(crate) cwd: Option<PathBuf>,
     #[serde(default)]
     pub(crate) env: BTreeMap<String, String>,
-    #[serde(default, alias = "restartPolicy")]
+    #[serde(default, alias = "restartPolicy", deserialize_with = "relay_wire::field::object")]
     pub(crate) restart_policy: RestartPolicy,
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct SpawnBody {
     pub(crate) parent: Option<String>,
     #[serde(alias = "idle_threshold_secs")]
     pub(crate) idle_threshold_secs: Option<u64>,
-    #[serde(alias = "restart_policy")]
+    #[serde(alias = "restart_policy", deserialize_with = "relay_wire::field::optional_object")]
     pub(crate) restart_policy: Option<RestartPolicy>,
     #[serde(alias = "harness_config", alias = "harnessPlan", alias = "harness_plan")]
     pub(crate) harness_config: Option<HarnessConfig>,
