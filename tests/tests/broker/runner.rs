@@ -43,7 +43,11 @@ impl Runner {
     }
 
     pub(crate) async fn send_text(&mut self, text: &str) -> Result<()> {
-        Ok(self.socket.send(Message::text(text.to_owned())).await?)
+        self.send_message(Message::text(text.to_owned())).await
+    }
+
+    pub(crate) async fn send_message(&mut self, message: Message) -> Result<()> {
+        Ok(self.socket.send(message).await?)
     }
 
     pub(crate) async fn next(&mut self) -> Result<Value> {

@@ -1,6 +1,8 @@
 //! Input that was made to break the broker: requests, names, bodies, ack files, runners, programs.
 
+mod fields;
 mod forged_lines;
+mod frames;
 mod routes;
 mod sockets;
 

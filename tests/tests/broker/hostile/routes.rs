@@ -8,49 +8,8 @@ use relay_testkit::wait;
 use reqwest::header::HeaderValue;
 use serde_json::{Map, Value, json};
 
+use super::fields::{Field, Kind};
 use crate::scene::{SOON, Scene};
-
-/// Type of a field.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Text,
-    /// One of a few words.
-    Word,
-    Number,
-    Flag,
-    List,
-    Object,
-    Schema,
-    /// Every value is taken.
-    Any,
-    /// No value at all is taken.
-    Never,
-}
-
-impl Kind {
-    /// Values that a field of this type does not take.
-    fn wrong_values(self) -> Vec<Value> {
-        let values = [
-            (Self::Text, json!("text")),
-            (Self::Number, json!(7)),
-            (Self::Flag, json!(true)),
-            (Self::List, json!([[]])),
-            (Self::Object, json!({ "x": [] })),
-        ];
-        let others = values.into_iter().filter(|(kind, _)| *kind != self).map(|(_, value)| value).collect();
-        let deep = (0..100).fold(json!(1), |inner, _| json!([inner]));
-        match self {
-            Self::Schema => vec![json!("text"), json!(7), json!([[]]), json!({ "type": 5 })],
-            Self::Number => [others, vec![json!(-1), json!(1.5), json!(1e300), json!("24"), deep]].concat(),
-            Self::List => [others, vec![json!([7]), json!([null]), json!([[7]]), deep]].concat(),
-            Self::Any => Vec::new(),
-            Self::Text | Self::Word | Self::Flag | Self::Object | Self::Never => [others, vec![deep]].concat(),
-        }
-    }
-}
-
-/// Name and type of a field, and a right value as JSON where the body cannot be without it.
-type Field = (&'static str, Kind, Option<&'static str>);
 
 /// Body that a route takes.
 #[derive(Debug, Clone, Copy)]
@@ -130,7 +89,7 @@ const ROUTES: [Route; 31] = [
     with_key(ACK, route("POST", "/api/delivery-ack", Fields(&ACKS))),
 ];
 
-const SPAWN: [Field; 22] = [
+pub(super) const SPAWN: [Field; 22] = [
     ("name", Text, Some("\"unwanted\"")),
     ("cli", Text, Some("\"cat\"")),
     ("args", List, None),
@@ -155,7 +114,7 @@ const SPAWN: [Field; 22] = [
     ("harnessId", Never, None),
 ];
 
-const SEND: [Field; 8] = [
+pub(super) const SEND: [Field; 8] = [
     ("to", Text, Some("\"sender\"")),
     ("text", Text, Some("\"unwanted\"")),
     ("from", Text, None),
@@ -195,14 +154,14 @@ fn broken_bodies(field: &str) -> Vec<Vec<u8>> {
 }
 
 /// A scene with one agent, `target`, which writes down what is typed into it, and its own tokens.
-struct Hostile {
-    scene: Scene,
+pub(super) struct Hostile {
+    pub(super) scene: Scene,
     http: reqwest::Client,
     environment: BTreeMap<String, String>,
 }
 
 impl Hostile {
-    async fn new(name: &str) -> Result<Self> {
+    pub(super) async fn new(name: &str) -> Result<Self> {
         let scene = Scene::new(name).await?;
         let folder = scene.broker.folder();
         let (environment, typed) = (folder.join("environment"), folder.join("typed"));
@@ -255,7 +214,7 @@ impl Hostile {
     }
 
     /// Fails if a request has had an effect, or has hurt the broker.
-    async fn nothing_happened(&self, memory_before: u64) -> Result<()> {
+    pub(super) async fn nothing_happened(&self, memory_before: u64) -> Result<()> {
         let names = self.scene.broker.names().await?;
         ensure!(names == ["target"], "{names:?}");
         let typed = fs::read_to_string(self.scene.broker.folder().join("typed"))?;
