@@ -10,8 +10,13 @@ use anyhow::{Context as _, Result};
 use opentelemetry::{global, trace::TracerProvider as _};
 use opentelemetry_otlp::WithTonicConfig as _;
 use opentelemetry_sdk::{propagation::TraceContextPropagator, trace::SdkTracerProvider};
+use tracing::{Level, Metadata};
 use tracing_subscriber::{
-    Layer as _, fmt::writer::BoxMakeWriter, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+    Layer as _,
+    filter::{FilterExt as _, filter_fn},
+    fmt::writer::BoxMakeWriter,
+    layer::SubscriberExt as _,
+    util::SubscriberInitExt as _,
 };
 
 use crate::{
@@ -82,7 +87,7 @@ pub fn init_with_format(service_name: &'static str, format: LogFormat, full: Ful
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),
         LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
     };
-    let logs = lines.with_filter(config.filter());
+    let logs = lines.with_filter(config.filter().and(filter_fn(shows_no_content)));
     tracing_subscriber::registry()
         .with(spans)
         .with(logs)
@@ -90,6 +95,17 @@ pub fn init_with_format(service_name: &'static str, format: LogFormat, full: Ful
         .try_init()
         .context("install the log subscriber")?;
     Ok(Guard { provider, lines: queue })
+}
+
+/// Returns whether an event belongs in the logs whatever `RUST_LOG` says. At these levels the crates write down what they
+/// send and receive: headers and frames with keys and tokens.
+fn shows_no_content(event: &Metadata<'_>) -> bool {
+    let most = match event.target().split("::").next() {
+        Some("tungstenite" | "tokio_tungstenite") => Level::DEBUG,
+        Some("h2") => Level::INFO,
+        _ => Level::TRACE,
+    };
+    *event.level() <= most
 }
 
 /// Formats an error and its causes on one line, for the `error` field of a log line.

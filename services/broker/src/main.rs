@@ -29,6 +29,7 @@ mod restore;
 mod runner;
 mod startup;
 mod state;
+mod unreadable_json;
 mod version;
 
 use std::{

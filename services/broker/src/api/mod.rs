@@ -30,7 +30,7 @@ use axum::{
 use crate::runner;
 
 pub(crate) use error::ApiError;
-pub(crate) use extract::{Ready, Upgrade, unreadable};
+pub(crate) use extract::{Ready, Upgrade};
 pub(crate) use inbound::{Inbound, MAX_READ, close_too_large};
 pub(crate) use spawning::{release_agent, start_agent};
 pub(crate) use state::{Api, Broker, Inner};

@@ -17,13 +17,14 @@ use super::{outbox::Outbox, requests};
 use crate::{
     agents::SpawnSource,
     api::{
-        Api, ApiError, Broker, Inbound, MAX_READ, Ready, Upgrade, close_too_large, routes, start_agent, unreadable,
+        Api, ApiError, Broker, Inbound, MAX_READ, Ready, Upgrade, close_too_large, routes, start_agent,
         types::{
             HandlerResult, Hello, RegisterHandlers, RegisterNode, RunnerAnswer, SpawnAgent, SpawnBody,
             runner_frame::{self, Frame, Refusal, VERSION},
         },
     },
     engine_link::Registration,
+    unreadable_json::unreadable,
     version,
 };
 

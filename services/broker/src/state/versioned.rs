@@ -2,10 +2,11 @@
 
 use std::{fs, path::Path};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::write_private_file;
+use crate::unreadable_json::unreadable;
 
 /// Largest state file that is written or read.
 const MAX_BYTES: u64 = 16 << 20;
@@ -55,9 +56,10 @@ pub(crate) fn read_versioned<T: DeserializeOwned>(path: &Path, version: u32) -> 
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
     };
-    let found: VersionOnly = serde_json::from_slice(&content).with_context(|| format!("read {}", path.display()))?;
+    let failed = |error: serde_json::Error| anyhow!("read {}: {}", path.display(), unreadable(&error));
+    let found: VersionOnly = serde_json::from_slice(&content).map_err(failed)?;
     found.check(path, version)?;
-    serde_json::from_slice(&content).with_context(|| format!("read {}", path.display())).map(Some)
+    serde_json::from_slice(&content).map_err(failed).map(Some)
 }
 
 /// Replaces a file. Blocks for a write to the disk.
