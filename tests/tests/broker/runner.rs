@@ -24,8 +24,12 @@ pub(crate) struct Runner {
 
 impl Runner {
     pub(crate) async fn connect(scene: &Scene) -> Result<Self> {
-        let mut request = scene.broker.socket_url("/api/fleet/ws").into_client_request()?;
-        request.headers_mut().insert("x-api-key", scene.broker.key().parse()?);
+        Self::connect_to(&scene.broker).await
+    }
+
+    pub(crate) async fn connect_to(broker: &NodeBroker) -> Result<Self> {
+        let mut request = broker.socket_url("/api/fleet/ws").into_client_request()?;
+        request.headers_mut().insert("x-api-key", broker.key().parse()?);
         let (socket, _) = connect_async(request).await?;
         Ok(Self { socket, sent: 0 })
     }

@@ -1,8 +1,10 @@
 //! Secrets: who gets them, and where they must not be.
 
+mod planted;
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use relay_testkit::client::Api;
@@ -138,8 +140,12 @@ async fn agents_of_the_same_user_cannot_read_the_broker() -> Result<()> {
     Ok(())
 }
 
+fn state_folder(folder: &Path) -> PathBuf {
+    folder.join(".agentworkforce/relay")
+}
+
 fn node_token(folder: &Path) -> Result<String> {
-    for entry in fs::read_dir(folder.join(".agentworkforce/relay"))? {
+    for entry in fs::read_dir(state_folder(folder))? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with("node-token") {
             let content: serde_json::Value = serde_json::from_slice(&fs::read(entry.path())?)?;
