@@ -11,6 +11,7 @@ mod outstanding;
 mod pipeline;
 mod profile;
 mod queue;
+mod quotes;
 mod readiness;
 mod reminder;
 #[cfg(test)]

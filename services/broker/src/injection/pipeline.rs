@@ -302,7 +302,11 @@ impl Pipeline {
         }
         match again {
             Some(index) => effects.push(Effect::Type(self.type_again(index, screen))),
-            None => self.type_head(now, screen, effects),
+            None if !is_steer && self.head_quotes_attempt() => {}
+            None => {
+                self.end_quoted_echoes();
+                self.type_head(now, screen, effects);
+            }
         }
     }
 

@@ -41,16 +41,18 @@ pub(super) struct MessageQueue {
 }
 
 #[derive(Debug)]
-struct WaitingMessage {
-    message: Message,
+pub(super) struct WaitingMessage {
+    pub(super) message: Message,
     /// First instant at which it could have been typed but for the agent's output or a person's keys.
     ready_at: Option<Timestamp>,
+    /// Its text as echoes are searched; made when it is to be typed.
+    pub(super) squashed: Option<String>,
 }
 
 impl MessageQueue {
     /// Queues a message behind the others of its kind.
     pub(super) fn enqueue(&mut self, message: Message) {
-        let waiting = WaitingMessage { message, ready_at: None };
+        let waiting = WaitingMessage { message, ready_at: None, squashed: None };
         match waiting.message.origin {
             Origin::Task | Origin::Continuity => self.own.push_back(waiting),
             Origin::Engine | Origin::ActionResult | Origin::Redelivered => self.waiting.push_back(waiting),
@@ -118,10 +120,14 @@ impl MessageQueue {
         head.map(|waiting| &waiting.message)
     }
 
+    /// The message that is typed next, if any may be.
+    pub(super) fn head_mut(&mut self) -> Option<&mut WaitingMessage> {
+        if self.own.is_empty() { self.waiting.front_mut() } else { self.own.front_mut() }
+    }
+
     /// First instant at which the head could have been typed but for the agent's output or a person's keys.
     pub(super) fn head_ready_at(&mut self, now: Timestamp) -> Timestamp {
-        let head = if self.own.is_empty() { self.waiting.front_mut() } else { self.own.front_mut() };
-        head.map_or(now, |head| *head.ready_at.get_or_insert(now))
+        self.head_mut().map_or(now, |head| *head.ready_at.get_or_insert(now))
     }
 
     /// Takes the head out.
