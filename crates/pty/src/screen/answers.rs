@@ -93,7 +93,8 @@ impl Callbacks for Answers {
         let first = param(0).unwrap_or(0);
         match (mark, end, first) {
             (None, 'c', 0) => self.answer(format_args!("\x1b[?62;22c")),
-            (Some(b'>'), 'c', 0) => self.answer(format_args!("\x1b[>0;10;0c")),
+            // The answer itself has three parameters: a program that prints what it reads must not ask with it.
+            (Some(b'>'), 'c', 0) if params.len() <= 1 => self.answer(format_args!("\x1b[>0;10;0c")),
             (Some(b'>'), 'q', 0) => {
                 let name: String = self.profile.name.chars().filter(|c| !c.is_control()).collect();
                 self.answer(format_args!("\x1bP>|{name}\x1b\\"));
@@ -146,6 +147,7 @@ mod tests {
     #[test]
     fn queries_and_their_answers() {
         for (query, answer) in [
+            ("\x1b[>0;10;0c\x1b[?62;22c\x1b[0n\x1b[1;1R", ""),
             ("\x1b[c", "\x1b[?62;22c"),
             ("\x1b[0c", "\x1b[?62;22c"),
             ("\x1b[>c", "\x1b[>0;10;0c"),
