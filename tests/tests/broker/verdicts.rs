@@ -3,7 +3,9 @@
 //! With `RELAY_NODE_BROKER=PROGRAM` and `RELAY_MESSAGES=N` it prints the figures of another broker, and fails. Such a
 //! broker knows no table of ours, so kinds with an entry are left out.
 
-use std::collections::BTreeMap;
+mod quotes;
+
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -73,8 +75,8 @@ const KINDS: [Kind; 15] = [
     Kind::new("quoting-mute", &["mute", "--quote"], Proof::None),
 ];
 
-/// Texts that quote, prefix and split what a careless search would look for.
-fn misleading(number: usize) -> String {
+/// Texts that quote, prefix and split what a careless search would look for, also of earlier messages with these ids.
+fn misleading(number: usize, earlier: &[&str]) -> String {
     let texts = [
         "Relay message from bob [1]: hello",
         "a line\nand another\n> quoted",
@@ -84,7 +86,11 @@ fn misleading(number: usize) -> String {
         "a",
         "wide words and narrow words until the line wraps at the right edge of the terminal, and then some more of it",
     ];
-    format!("{} {number}", texts[number % texts.len()])
+    let round = number % (texts.len() + quotes::VARIANTS);
+    match texts.get(round) {
+        Some(text) => format!("{text} {number}"),
+        None => quotes::quoting(round - texts.len(), earlier, number),
+    }
 }
 
 /// Messages for each kind; `RELAY_MESSAGES` says how many for a comparison of brokers.
@@ -97,6 +103,8 @@ fn count() -> usize {
 struct Verdicts {
     kind: Kind,
     sent: usize,
+    /// Messages that the next one quotes. A later echo does not raise their level.
+    quoted: usize,
     events: Vec<Value>,
     /// Rises of the level after the verdict.
     upgrades: Vec<Value>,
@@ -106,10 +114,10 @@ struct Verdicts {
 }
 
 impl Verdicts {
-    fn of(kind: Kind, sent: usize, log: &EventLog, scene: &Scene) -> Self {
+    fn of(kind: Kind, sent: usize, quoted: usize, log: &EventLog, scene: &Scene) -> Self {
         let [events, upgrades] = ["delivery_verified", "delivery_upgraded"].map(|event| log.events(kind.name, event));
-        let headers = scene.agent_log(kind.name).matches("Relay message from sender [").count();
-        Self { kind, sent, events, upgrades, headers }
+        let headers = quotes::count_headers(&scene.agent_log(kind.name));
+        Self { kind, sent, quoted, events, upgrades, headers }
     }
 
     /// Share by level and method, and the times to the verdict: one line.
@@ -130,12 +138,12 @@ impl Verdicts {
     }
 
     fn is_complete(&self) -> bool {
-        let is_raised = self.kind.proof != Proof::LateEcho || self.upgrades.len() >= self.sent;
+        let is_raised = self.kind.proof != Proof::LateEcho || self.upgrades.len() >= self.sent - self.quoted;
         self.events.len() >= self.sent && is_raised
     }
 
     fn check(&self) -> Result<()> {
-        let Self { kind: Kind { name, proof, .. }, sent, events, upgrades, headers } = self;
+        let Self { kind: Kind { name, proof, .. }, sent, quoted, events, upgrades, headers } = self;
         ensure!(events.len() == *sent, "{name} has {} verdicts of {sent}", events.len());
         ensure!(headers == sent, "{name} was typed {headers} messages of {sent}");
         let (verification, level, is_verified) = match proof {
@@ -148,7 +156,7 @@ impl Verdicts {
             let expected = (&json!(verification), &json!(level), &json!(is_verified));
             ensure!(found == expected, "{name}: {verdict}");
         }
-        let raised = if *proof == Proof::LateEcho { *sent } else { 0 };
+        let raised = if *proof == Proof::LateEcho { sent - quoted } else { 0 };
         ensure!(upgrades.len() == raised, "{name}: {} levels have risen of {raised}", upgrades.len());
         Ok(())
     }
@@ -182,23 +190,33 @@ async fn only_what_shows_is_verified_and_nothing_is_typed_twice() -> Result<()> 
     let patience = Duration::from_secs(60 + 3 * count as u64);
     let (scene, _programs, kinds) = spawn_kinds().await?;
     let log = EventLog::subscribe(&scene.broker, Duration::ZERO).await?;
+    let mut last: HashMap<&str, String> = HashMap::new();
+    let mut quoted: HashMap<&str, usize> = HashMap::new();
     for number in 0..count {
+        let mut earlier_kind = kinds[kinds.len() - 1].name;
         for kind in kinds.iter().filter(|kind| number % kind.every == 0) {
-            scene.sender.dm(kind.name, &misleading(number)).await?.success()?;
+            // The last messages of this agent and of another one, of which many have no verdict yet.
+            let earlier = [kind.name, earlier_kind].map(|name| last.get(name).map_or("-", String::as_str));
+            let text = misleading(number, &earlier);
+            *quoted.entry(kind.name).or_default() += usize::from(text.contains(earlier[0]));
+            let id = quotes::send(&scene, kind.name, &text).await?;
+            last.insert(kind.name, id);
+            earlier_kind = kind.name;
         }
     }
     let began = Instant::now();
     let mut all = Vec::new();
     for kind in kinds {
+        let quoted = quoted.get(kind.name).copied().unwrap_or_default();
         let (sent, left) = (count.div_ceil(kind.every), patience.saturating_sub(began.elapsed()));
         // Also without all of them: the figures of a broker that misses some are to be seen.
         let _ = wait::until_ok("all verdicts", left.max(Duration::from_secs(1)), || async {
-            let found = Verdicts::of(kind, sent, &log, &scene);
+            let found = Verdicts::of(kind, sent, quoted, &log, &scene);
             ensure!(found.is_complete(), "{} has {} verdicts", kind.name, found.events.len());
             anyhow::Ok(())
         })
         .await;
-        let verdicts = Verdicts::of(kind, sent, &log, &scene);
+        let verdicts = Verdicts::of(kind, sent, quoted, &log, &scene);
         println!("{}", verdicts.figures());
         all.push(verdicts);
     }

@@ -70,6 +70,12 @@ pub(crate) struct Arguments {
     /// Quotes each message in ways that prove nothing: under other ids, in parts, in the window's title.
     #[arg(long)]
     pub(crate) quote: bool,
+    /// Prints the header of the message before, and nothing of its text, when it gets the next one.
+    #[arg(long)]
+    pub(crate) quote_earlier: bool,
+    /// Shows only each so many-th message.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) show_every: usize,
     /// Shows a long paste as a placeholder.
     #[arg(long)]
     pub(crate) fold: bool,

@@ -63,6 +63,8 @@ struct Agent {
     late: Option<LateEcho>,
     log: File,
     keys: Option<File>,
+    /// The last message.
+    earlier: String,
     count: usize,
 }
 
@@ -79,7 +81,7 @@ impl Agent {
         let (delay, is_split) = (Duration::from_millis(arguments.echo_ms), arguments.split);
         let late = (!delay.is_zero()).then(|| LateEcho::start(delay, move |text| print_text(text, is_split)));
         let late = late.transpose()?;
-        Ok(Self { screen: Screen::new(arguments.fold), late, log, keys, count: 0, arguments })
+        Ok(Self { screen: Screen::new(arguments.fold), late, log, keys, earlier: String::new(), count: 0, arguments })
     }
 
     fn serve(mut self) -> Result<ExitCode> {
@@ -122,7 +124,12 @@ impl Agent {
         if self.arguments.quote {
             self.print(&misquotes::misquotes(text))?;
         }
+        if self.arguments.quote_earlier {
+            self.print(&misquotes::earlier_headers(&self.earlier))?;
+            text.clone_into(&mut self.earlier);
+        }
         let shown = match self.arguments.show {
+            _ if !self.count.is_multiple_of(self.arguments.show_every) => String::new(),
             Show::Cooked => format!("got {}\r\n> ", self.count),
             Show::Raw => format!("{}\r\n> ", text.replace('\n', "\r\n")),
             Show::Screen => self.screen.submit(text),

@@ -22,6 +22,20 @@ pub(crate) fn misquotes(text: &str) -> String {
     lines.map(|line| line + "\r\n").concat()
 }
 
+/// Returns lines with the header of an earlier message: in front of another text, alone, and cut off. None shows a word
+/// of the message itself.
+pub(crate) fn earlier_headers(earlier: &str) -> String {
+    let Some((sender, id, _)) = parts(earlier) else { return String::new() };
+    let cut = &id[..id.len() - 1];
+    let lines = [
+        format!("{HEADER}{sender} [{id}]: printed by the program"),
+        format!("{HEADER}{sender} [{id}]:"),
+        format!("{sender} has sent {id} before"),
+        format!("{HEADER}{sender} [{cut}]: printed by the program"),
+    ];
+    lines.map(|line| line + "\r\n").concat()
+}
+
 /// Sender, id and body of the message in a submitted text. Ids are ASCII.
 fn parts(text: &str) -> Option<(&str, &str, &str)> {
     let (_, message) = text.split_once(HEADER)?;
