@@ -3,6 +3,7 @@
 mod fields;
 mod forged_lines;
 mod frames;
+mod large;
 mod routes;
 mod sockets;
 
