@@ -7,7 +7,8 @@ import { readFileSync } from 'node:fs';
 
 import { BrokerDriver, HarnessDriverClient } from '@agent-relay/harness-driver';
 
-import { surface, watch } from './driver_surface.mjs';
+import { useParts } from './driver_parts.mjs';
+import { surface, unknownExports, watch } from './driver_surface.mjs';
 
 const [broker, fakeAgent, cwd, log] = process.argv.slice(2);
 
@@ -126,6 +127,7 @@ try {
   await guest.shutdown();
   const { url: baseUrl, api_key: apiKey } = JSON.parse(readFileSync(connectionPath));
   assert.equal((await asClient(new HarnessDriverClient({ baseUrl, apiKey })).getStatus()).agent_count, 1);
+  await useParts(driver, { baseUrl, apiKey }, until);
 
   const started = [];
   const forget = driver.addListener('beforeAgentSpawn', () => ({ channels: ['general', 'patched'] }));
@@ -199,5 +201,6 @@ assert.deepEqual([(await exited).code, driver.brokerPid], [0, undefined]);
 const { count, unused } = surface();
 assert.ok(count > 50, `${count} members`);
 assert.deepEqual(unused, []);
+assert.deepEqual(await unknownExports(), []);
 console.log(`figures driver: ${count} public members, all used`);
 console.log('done');

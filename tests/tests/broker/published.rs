@@ -22,7 +22,7 @@ async fn every_method_of_the_published_driver_works() -> Result<()> {
     // Node looks for packages in the folders above a script.
     let package = clients::runner_package().await?;
     let scripts = tempfile::tempdir_in(&package)?;
-    for name in ["driver.mjs", "driver_surface.mjs"] {
+    for name in ["driver.mjs", "driver_parts.mjs", "driver_surface.mjs"] {
         std::fs::copy(clients::scripts().join(name), scripts.path().join(name))?;
     }
     let folder = tempfile::tempdir()?;
