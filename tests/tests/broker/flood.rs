@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use futures::future::try_join_all;
 use futures::{SinkExt as _, StreamExt as _};
 use relay_acceptance::chaos;
 use relay_testkit::node::FakeAgent;
@@ -103,6 +104,48 @@ impl Floods {
     }
 }
 
+/// Agents with nothing but messages, and the instants at which those are typed.
+struct CalmAgents {
+    agents: Vec<(String, FakeAgent, Receiver<Instant>)>,
+    sent: u32,
+}
+
+impl CalmAgents {
+    const COUNT: usize = 5;
+
+    async fn spawn(scene: &Scene, reader: &EventLog) -> Result<Self> {
+        let mut agents = Vec::new();
+        for number in 0..Self::COUNT {
+            let name = format!("calm-{number}");
+            let agent = scene.spawn(&name, "cooked", &[]).await?;
+            let injections = reader.arrivals(&name, "delivery_injected");
+            agents.push((name, agent, injections));
+        }
+        Ok(Self { agents, sent: 0 })
+    }
+
+    /// Posts a message to each at the same time, and returns the times until they are typed.
+    async fn send_to_each(&mut self, scene: &Scene) -> Result<Vec<Duration>> {
+        self.sent += 1;
+        let body = format!("message-{}", self.sent);
+        let sends = self.agents.iter_mut().map(async |(name, _, injections)| {
+            let posted = Instant::now();
+            scene.sender.dm(name, &body).await?.success()?;
+            let typed = timeout(SOON, injections.recv()).await.context("it is not typed")?.context("no reader")?;
+            anyhow::Ok(typed - posted)
+        });
+        try_join_all(sends).await
+    }
+
+    /// Waits until each agent has each message once and in order.
+    async fn have_all(&self, scene: &Scene) -> Result<()> {
+        for (name, agent, _) in &self.agents {
+            scene.wait_for(name, agent, &numbered(1, self.sent), self.sent.into()).await?;
+        }
+        Ok(())
+    }
+}
+
 /// A person's keyboard at a terminal whose kernel echoes each key.
 struct Keyboard {
     keys: WebSocketStream<MaybeTlsStream<TcpStream>>,
@@ -178,12 +221,11 @@ async fn floods_cost_readers_calls_and_calm_agents_nothing() -> Result<()> {
     ];
     let stuck = EventLog::subscribe(&scene.broker, Duration::from_secs(3600)).await?;
     let mut floods = Floods::spawn(&scene, size.flooding, size.rate).await?;
-    let calm = scene.spawn("calm", "cooked", &[]).await?;
-    let mut injections = readers[1].arrivals("calm", "delivery_injected");
+    let mut calm = CalmAgents::spawn(&scene, &readers[1]).await?;
     let mut keyboard = Keyboard::open(&scene, &readers[0]).await?;
 
     let mut measured = Measured::default();
-    let (began, mut count) = (Instant::now(), 0);
+    let began = Instant::now();
     while began.elapsed() < size.lasts {
         if began.elapsed() >= size.message_every * floods.sent {
             floods.send_to_each(&scene).await?;
@@ -194,14 +236,10 @@ async fn floods_cost_readers_calls_and_calm_agents_nothing() -> Result<()> {
         let part = began.elapsed().as_secs_f64() / size.lasts.as_secs_f64();
         measured.memory.push((part, memory_mb(&scene).await?));
         measured.echoed.push(keyboard.press().await?);
-        count += 1;
-        let posted = Instant::now();
-        scene.sender.dm("calm", &format!("message-{count}")).await?.success()?;
-        let typed = timeout(SOON, injections.recv()).await.context("it is not typed")?.context("no reader")?;
-        measured.typed.push(typed - posted);
+        measured.typed.extend(calm.send_to_each(&scene).await?);
     }
     floods.have_all(&scene).await?;
-    scene.wait_for("calm", &calm, &numbered(1, count), count.into()).await?;
+    calm.have_all(&scene).await?;
 
     let output = readers[0].output_bytes();
     let (early, late) = (measured.memory_between(0.2, 0.4), measured.memory_between(0.8, 1.0));
