@@ -64,7 +64,9 @@ pub(super) fn route(kind: &str, payload: &Value) -> Result<(Method, String, Valu
             let agent = match &payload["agent"] {
                 Value::Null => None,
                 Value::String(agent) => Some(agent),
-                _ => return Err(Refusal::new("frame_failed", "agent must be a name")),
+                Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+                    return Err(Refusal::new("frame_failed", "agent must be a name"));
+                }
             };
             let query = agent.map(|agent| format!("?agent={}", utf8_percent_encode(agent, NON_ALPHANUMERIC)));
             (Method::GET, format!("/api/metrics{}", query.unwrap_or_default()), json!({}))

@@ -200,7 +200,9 @@ async fn handle(api: Api, id: u64, frame: Frame, outbox: Outbox) -> bool {
         Value::Object(_) => answer(&api, id, &kind, payload).await,
         // Some libraries leave out an empty object.
         Value::Null => answer(&api, id, &kind, json!({})).await,
-        _ => Err(Refusal::new("frame_failed", "the payload must be a JSON object")),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            Err(Refusal::new("frame_failed", "the payload must be a JSON object"))
+        }
     };
     let leaves = kind == "deregister_node" && outcome.is_ok();
     outbox.send(runner_frame::answer(request_id.as_deref(), outcome)).await;
