@@ -17,10 +17,8 @@ fn mode_hold(mode: DeliveryMode) -> Option<&'static str> {
 impl AgentTask {
     pub(in crate::agents) fn on_arrived(&self, running: &mut Run) {
         for message in self.mailbox.fetch() {
-            let hold = match running.pipeline.mode() {
-                _ if running.wants_end_since.is_some() => Some(EXITING),
-                mode => mode_hold(mode),
-            };
+            let is_ending = running.wants_end_since.is_some();
+            let hold = if is_ending { Some(EXITING) } else { mode_hold(running.pipeline.mode()) };
             self.publish_held_arrival(&message, running.pipeline.mode(), hold);
             running.pipeline.enqueue(message);
         }
