@@ -177,7 +177,7 @@ impl Mailboxes {
         }
         let memory = Arc::new(self.core.bodies.reserve(self.core.family(scope).await, budget.used()).await);
         let rows = mailboxes.iter_mut().flat_map(|mailbox| &mut mailbox.rows);
-        self.core.store.read_contents(rows.filter(|row| !row.settlement.is_some_and(is_terminal))).await?;
+        self.core.store.read_contents(rows.filter(|row| !row.settlement.is_some_and(Settlement::is_settled))).await?;
         Ok(FittingRows { mailboxes, memory })
     }
 
@@ -203,11 +203,7 @@ fn page_size(mailboxes: usize) -> Seq {
 }
 
 fn is_overdue(row: &StoredDelivery, now: chrono::DateTime<Utc>) -> bool {
-    row.expires_at <= now && !row.settlement.is_some_and(is_terminal)
-}
-
-const fn is_terminal(settlement: Settlement) -> bool {
-    !matches!(settlement, Settlement::Deferred)
+    row.expires_at <= now && !row.settlement.is_some_and(Settlement::is_settled)
 }
 
 /// Rows of a repair with their contents, and the memory that these take.
@@ -257,7 +253,7 @@ impl FrameBuilder {
 
     /// Builds the frame of a row; `None` when it is settled, or its content is no longer kept.
     fn delivery(&mut self, row: &StoredDelivery) -> Option<ReplayBody> {
-        if row.settlement.is_some_and(is_terminal) {
+        if row.settlement.is_some_and(Settlement::is_settled) {
             return None;
         }
         let frame = self.payloads.frame(row)?;

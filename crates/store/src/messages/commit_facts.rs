@@ -8,7 +8,7 @@ use sqlx::{FromRow, Row, postgres::PgRow, types::Json};
 
 use crate::{
     StoreError, StoreResult,
-    connections::DatabaseSession as Session,
+    connections::DatabaseSession,
     decode::decode_rows,
     messages::batch::{Batch, NewSend, SendOutcome, sort_and_dedup},
 };
@@ -175,7 +175,7 @@ SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') >
 /// Writes the batch's outbox row, whose unique id identifies a resubmitted batch, and reads the rows that the batch
 /// depends on. They are not locked: a later change is not this batch's concern, and `members_version` and the token
 /// generation detect an earlier one. `None`: this batch was committed before.
-pub(crate) async fn open_batch(tx: &mut Session, batch: &Batch) -> StoreResult<Option<BatchFacts>> {
+pub(crate) async fn open_batch(tx: &mut DatabaseSession, batch: &Batch) -> StoreResult<Option<BatchFacts>> {
     let sends = &batch.sends;
     let (mut agents, mut channels) = (Vec::new(), Vec::new());
     for send in sends {

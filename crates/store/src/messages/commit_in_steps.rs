@@ -16,7 +16,7 @@ use crate::{
     Store, StoreError, StoreResult,
     access::idempotency::{IDEMPOTENCY_RETENTION_HOURS, IdempotencyKey, PostRecord},
     codes::MESSAGE_SOURCE,
-    connections::{DatabaseSession as Session, Transaction},
+    connections::{DatabaseSession, Transaction},
     events::{self, Event, RecordedEvents},
     messages::{
         batch::{
@@ -66,7 +66,7 @@ impl Store {
 
 /// Reads the outcome of a batch that was submitted before. A failed read says nothing about the earlier commit, so it
 /// leaves the outcome unknown.
-async fn read_outcome(connection: &mut Session, batch: &Batch) -> Result<BatchOutcome, BatchError> {
+async fn read_outcome(connection: &mut DatabaseSession, batch: &Batch) -> Result<BatchOutcome, BatchError> {
     let sends = tokio::time::timeout(WRITE_TIMEOUT, read_back(connection, batch)).await;
     let sends = sends.unwrap_or_else(|_| Err(StoreError::unavailable("reading back a batch")));
     let sends = sends.map_err(BatchError::Unknown)?;
@@ -77,7 +77,7 @@ async fn read_outcome(connection: &mut Session, batch: &Batch) -> Result<BatchOu
 ///
 /// A request without a message was not written by it: it is `Stale`, so that the caller resolves it again
 /// and, if it carries a key, gets the first response.
-async fn read_back(tx: &mut Session, batch: &Batch) -> StoreResult<Vec<SendOutcome>> {
+async fn read_back(tx: &mut DatabaseSession, batch: &Batch) -> StoreResult<Vec<SendOutcome>> {
     const DELIVERIES: &str = formatcp!(
         "SELECT d.agent_id, d.seq, d.node_id, a.provider, d.expires_at
            FROM deliveries d JOIN agents a USING (workspace_id, agent_id)
@@ -125,7 +125,7 @@ async fn read_back(tx: &mut Session, batch: &Batch) -> StoreResult<Vec<SendOutco
 }
 
 /// Executes everything before the COMMIT. `None`: this batch was committed before.
-async fn write_batch(tx: &mut Session, batch: &Batch) -> StoreResult<Option<BatchOutcome>> {
+async fn write_batch(tx: &mut DatabaseSession, batch: &Batch) -> StoreResult<Option<BatchOutcome>> {
     let Some(facts) = open_batch(tx, batch).await? else { return Ok(None) };
     let mut outcomes = facts.find_refused(&batch.sends);
     claim_keys(tx, &batch.sends, &mut outcomes).await?;
@@ -147,7 +147,7 @@ async fn write_batch(tx: &mut Session, batch: &Batch) -> StoreResult<Option<Batc
 /// Records the events of a batch. This comes last, because the counter row of an event log is shared by all
 /// senders of a workspace and stays locked until the commit.
 async fn record_events(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     sends: &[NewSend],
     outcomes: &[SendOutcome],
     facts: &BatchFacts,
@@ -172,7 +172,11 @@ async fn record_events(
 }
 
 /// Claims the idempotency keys of the open requests, and sets the outcome of requests whose key is in use.
-async fn claim_keys(tx: &mut Session, sends: &[NewSend], outcomes: &mut [Option<SendOutcome>]) -> StoreResult<()> {
+async fn claim_keys(
+    tx: &mut DatabaseSession,
+    sends: &[NewSend],
+    outcomes: &mut [Option<SendOutcome>],
+) -> StoreResult<()> {
     let mut keyed: Vec<(WorkspaceId, &IdempotencyKey, usize)> = sends
         .iter()
         .enumerate()

@@ -13,7 +13,7 @@ use sqlx::{FromRow, Postgres, postgres::PgArguments, query::Query};
 
 use crate::{
     StoreError, StoreResult,
-    connections::DatabaseSession as Session,
+    connections::DatabaseSession,
     messages::{
         batch::{NewRecipient, NewSend, WrittenDelivery},
         commit_facts::{AgentFacts, BatchFacts},
@@ -311,7 +311,7 @@ impl<'a> BatchColumns<'a> {
 
 /// Writes the open requests. Returns, per request, one entry per recipient.
 pub(crate) async fn write_rows(
-    tx: &mut Session,
+    tx: &mut DatabaseSession,
     sends: &[NewSend],
     open: &[usize],
     facts: &BatchFacts,
