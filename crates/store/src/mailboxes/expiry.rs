@@ -187,7 +187,7 @@ SELECT expires_at FROM deliveries
  ORDER BY expires_at OFFSET $4 LIMIT 1";
 
 /// Time after which the position of a pass moves on even if nothing has expired: retention waits for it.
-const MOST_UNMOVED: TimeDelta = TimeDelta::minutes(1);
+const MAX_UNMOVED: TimeDelta = TimeDelta::minutes(1);
 
 /// Non-empty mailboxes of agents that were deleted within the last hour.
 const OF_DELETED_AGENTS: &str = "
@@ -296,8 +296,8 @@ impl Store {
             .bind(end(ExpiryPass::First))
             .bind(ExpiryPass::Second.name())
             .bind(end(ExpiryPass::Second))
-            .bind(oldest_day(end(ExpiryPass::Second) - MOST_UNMOVED))
-            .bind(MOST_UNMOVED)
+            .bind(oldest_day(end(ExpiryPass::Second) - MAX_UNMOVED))
+            .bind(MAX_UNMOVED)
             .fetch_one(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("looking for expired deliveries"))

@@ -14,7 +14,7 @@ const LEAST_PAGES: i64 = 8;
 /// 8 pages, at 32, at 128, and so on, so that all its turns together read little more than its size.
 const GROWTH: i64 = 4;
 /// Pages (128 MiB) beyond which a table takes so long to grow fourfold that autovacuum is soon enough.
-const MOST_PAGES: i64 = 16_384;
+const MAX_PAGES: i64 = 16_384;
 /// Tables of one turn: 2 ms for a small one, half a second for the largest. The next turn has the others.
 const BATCH_SIZE: usize = 16;
 
@@ -28,9 +28,9 @@ SELECT format('%I', c.relname), size.pages
   JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = current_schema()
  CROSS JOIN LATERAL (
        SELECT pg_relation_size(c.oid) / current_setting('block_size')::bigint AS pages OFFSET 0) AS size
- WHERE c.relkind = 'r' AND c.relpages <= {MOST_PAGES} / {GROWTH}
+ WHERE c.relkind = 'r' AND c.relpages <= {MAX_PAGES} / {GROWTH}
    AND (NOT c.relispartition OR right(c.relname, 8) = (SELECT to_char(relay_now() AT TIME ZONE 'UTC', 'YYYYMMDD')))
-   AND size.pages BETWEEN greatest({LEAST_PAGES}, c.relpages * {GROWTH}) AND {MOST_PAGES}
+   AND size.pages BETWEEN greatest({LEAST_PAGES}, c.relpages * {GROWTH}) AND {MAX_PAGES}
  ORDER BY size.pages"
 );
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::Source;
 
 /// About the fullest folder that a reader takes in at a glance.
-const MOST_FILES: usize = 24;
+const MAX_FILES: usize = 24;
 
 pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
     let mut folders: BTreeMap<&str, usize> = BTreeMap::new();
@@ -13,8 +13,8 @@ pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
         let folder = source.path.rsplit_once('/').map_or("", |(folder, _)| folder);
         *folders.entry(folder).or_default() += 1;
     }
-    for (folder, files) in folders.into_iter().filter(|(_, files)| *files > MOST_FILES) {
-        findings.push(format!("{folder}: {files} Rust files; past {MOST_FILES}, split the folder by noun"));
+    for (folder, files) in folders.into_iter().filter(|(_, files)| *files > MAX_FILES) {
+        findings.push(format!("{folder}: {files} Rust files; past {MAX_FILES}, split the folder by noun"));
     }
 }
 

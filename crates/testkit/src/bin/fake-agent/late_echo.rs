@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 /// Texts that wait. Beyond it the program does not read on.
-const MOST_WAITING: usize = 1024;
+const MAX_WAITING: usize = 1024;
 
 /// Prints texts after a while, in order.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct LateEcho {
 impl LateEcho {
     /// Starts the thread that prints.
     pub(crate) fn start(delay: Duration, print: impl Fn(&str) -> Result<()> + Send + 'static) -> Result<Self> {
-        let (texts, due) = sync_channel(MOST_WAITING);
+        let (texts, due) = sync_channel(MAX_WAITING);
         thread::Builder::new().spawn(move || print_when_due(&due, print)).context("start the late echo")?;
         Ok(Self { delay, texts })
     }
