@@ -43,7 +43,7 @@ pub struct ExitReport {
     pub output_bytes: u64,
 }
 
-/// Something that happened in a terminal. The order is that of the happenings.
+/// Event in a terminal. Events come in the order in which they happened.
 #[derive(Debug)]
 pub enum TerminalEvent {
     /// The program wrote.

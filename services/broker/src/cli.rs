@@ -27,7 +27,7 @@ pub(crate) enum Command {
     Ack(Ack),
     /// Serves an agent's MCP tools on stdio: confirming messages and handing in a result.
     Mcp,
-    /// Prints the arguments by which an agent program is told of the Relay MCP server.
+    /// Prints the arguments by which an agent program is configured with the Relay MCP server.
     McpArgs(Box<McpArgs>),
     /// Prints a table of the deliveries to each agent program.
     Verification(Verification),
@@ -147,7 +147,7 @@ pub(crate) struct DumpPty {
     #[arg(long, default_value = "plain")]
     pub(crate) format: String,
     #[command(flatten)]
-    pub(crate) broker: BrokerPlace,
+    pub(crate) broker: BrokerLocation,
 }
 
 /// Arguments of `verification`.
@@ -157,12 +157,12 @@ pub(crate) struct Verification {
     #[arg(long)]
     pub(crate) agent: Option<String>,
     #[command(flatten)]
-    pub(crate) broker: BrokerPlace,
+    pub(crate) broker: BrokerLocation,
 }
 
 /// Place of a running broker.
 #[derive(Debug, Args)]
-pub(crate) struct BrokerPlace {
+pub(crate) struct BrokerLocation {
     /// URL of the broker.
     #[arg(long, env = "RELAY_BROKER_URL")]
     pub(crate) broker_url: Option<String>,

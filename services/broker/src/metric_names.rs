@@ -42,7 +42,7 @@ pub(crate) const CONTINUITY_DROPPED: &str = "relay_node_continuity_dropped_total
 /// Entries of a queue of the broker. Gauge; label `queue`: `commands`, `mailboxes`, `early_frames`,
 /// `engine_replies`, `injections`, `invocations`, `key_frames`, `ledger`, `link_requests`, `node_socket`, `receipts`, `reports`, `runner`.
 pub(crate) const QUEUE_ITEMS: &str = "relay_node_queue_items";
-/// Entries dropped or given back for want of room. Counter; label `queue`: `engine_replies`, `invocations`,
+/// Entries dropped or given back because a queue was full. Counter; label `queue`: `engine_replies`, `invocations`,
 /// `link_requests`, `reads`, `runner`, `terminal_answers`.
 pub(crate) const QUEUE_DROPPED: &str = "relay_node_queue_dropped_total";
 /// Bytes of ephemeral events that wait for subscribers. Gauge.

@@ -13,7 +13,7 @@ use crate::{
     state::{AgentRecord, LedgerTask, Roster, RosterFile},
 };
 
-/// Processes without a broker have so long to end politely.
+/// Maximum time for processes without a broker to end politely.
 const GRACE: Duration = Duration::from_millis(500);
 /// Pause before the next attempt while the engine is unavailable.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
@@ -22,7 +22,7 @@ const SIDE_BY_SIDE: usize = 8;
 
 /// An agent to start again, with the messages that its session has already.
 #[derive(Debug)]
-pub(crate) struct Survivor {
+pub(crate) struct RestorableAgent {
     spec: AgentSpec,
     had: Vec<String>,
 }
@@ -42,7 +42,7 @@ pub(crate) async fn end_leftovers(host: &PtyHost, previous: &RosterFile) -> Resu
     Ok(())
 }
 
-/// Removes the acks that agents have left which are not started again: nobody reads them. Blocks.
+/// Removes the acks that agents have left which are not started again. Blocks.
 pub(crate) fn remove_acks(previous: &RosterFile, working_directory: &Path, account: Option<&Arc<Account>>) {
     for record in previous.agents.values() {
         remove_left_acks(&record.spec, working_directory, account.cloned());
@@ -50,7 +50,7 @@ pub(crate) fn remove_acks(previous: &RosterFile, working_directory: &Path, accou
 }
 
 /// The agents to start again. The roster keeps them until then.
-pub(crate) fn survivors(previous: RosterFile, ledger: &LedgerTask, roster: &Roster) -> Vec<Survivor> {
+pub(crate) fn survivors(previous: RosterFile, ledger: &LedgerTask, roster: &Roster) -> Vec<RestorableAgent> {
     roster.keep(previous.agents.clone());
     let survivor = |record: AgentRecord| {
         let mut spec = record.spec;
@@ -61,20 +61,20 @@ pub(crate) fn survivors(previous: RosterFile, ledger: &LedgerTask, roster: &Rost
         if spec.is_resumable && record.task_typed {
             spec.task = None;
         }
-        Survivor { spec, had }
+        RestorableAgent { spec, had }
     };
     previous.agents.into_values().map(survivor).collect()
 }
 
 /// Starts the agents again, side by side, however long the engine is unavailable.
-pub(crate) async fn start(members: Members, survivors: Vec<Survivor>, roster: Arc<Roster>) {
+pub(crate) async fn start(members: Members, survivors: Vec<RestorableAgent>, roster: Arc<Roster>) {
     let places = Semaphore::new(SIDE_BY_SIDE);
     let restarts = survivors.into_iter().map(|survivor| start_one(&members, survivor, &roster, &places));
     join_all(restarts).await;
 }
 
-async fn start_one(members: &Members, survivor: Survivor, roster: &Arc<Roster>, places: &Semaphore) {
-    let Survivor { spec, had } = survivor;
+async fn start_one(members: &Members, survivor: RestorableAgent, roster: &Arc<Roster>, places: &Semaphore) {
+    let RestorableAgent { spec, had } = survivor;
     let name = spec.name.clone();
     let Some(spawner) = members.named(spec.workspace.as_deref()) else {
         tracing::error!(
@@ -91,7 +91,7 @@ async fn start_one(members: &Members, survivor: Survivor, roster: &Arc<Roster>, 
             spawner.spawn(spec.clone(), SpawnSource::Restart, had.clone()).await
         };
         match outcome {
-            Err(error) if error.is_passing() => {
+            Err(error) if error.is_transient() => {
                 tracing::warn!(agent.name = name, %error, "an agent cannot be started again yet, retrying");
                 sleep(RETRY_PAUSE).await;
             }
@@ -121,6 +121,9 @@ async fn forget(members: &Members, roster: &Arc<Roster>, spec: AgentSpec) {
     })
     .await;
     if let Ok(Err(error)) = removed {
-        tracing::error!(error = format!("{error:#}"), "an agent that was given up is not written down");
+        tracing::error!(
+            error = format!("{error:#}"),
+            "failed to store the removal of an agent, retrying; a crash before that restarts it"
+        );
     }
 }

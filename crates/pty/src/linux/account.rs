@@ -70,7 +70,7 @@ impl Account {
         FileAccess { earlier: (setfsuid(self.uid), gid), _thread: PhantomData }
     }
 
-    /// Takes the rights of this user for good. Called between fork and exec.
+    /// Takes the rights of this user permanently. Called between fork and exec.
     pub(super) fn assume(&self) -> io::Result<()> {
         setgroups(&self.groups)?;
         setgid(self.gid)?;

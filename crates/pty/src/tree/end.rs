@@ -13,7 +13,7 @@ use crate::{
 
 /// Interval between looks at processes that are about to end.
 const POLL: Duration = Duration::from_millis(25);
-/// After the grace, the longest wait for processes that were sent SIGKILL. Only one in uninterruptible sleep needs it.
+/// After the grace, the maximum wait for processes that were sent SIGKILL. Only one in uninterruptible sleep needs it.
 const KILL_TIME: Duration = Duration::from_millis(1500);
 
 /// A process tree that an earlier process of this program left behind.

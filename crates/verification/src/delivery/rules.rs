@@ -1,4 +1,4 @@
-//! [`DeliveryRules`] and [`AgentCondition`]: the facts that a delivery is judged by.
+//! [`DeliveryRules`] and [`AgentCondition`]: the facts that decide about a delivery.
 
 use std::time::Duration;
 

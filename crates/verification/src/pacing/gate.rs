@@ -56,14 +56,14 @@ impl InjectionGate {
     }
 
     /// Text and Enter of the last injection were taken by the terminal.
-    pub fn entered(&mut self, at: Timestamp) {
+    pub fn on_entered(&mut self, at: Timestamp) {
         if let Last::Writing { started_at, has_verdict } = self.last {
             self.last = Last::Written { started_at, entered_at: at, has_verdict };
         }
     }
 
     /// The last injection has its verdict, or its delivery ended in another way.
-    pub fn judged(&mut self) {
+    pub fn on_verdict(&mut self) {
         match &mut self.last {
             Last::None => {}
             Last::Writing { has_verdict, .. } | Last::Written { has_verdict, .. } => *has_verdict = true,

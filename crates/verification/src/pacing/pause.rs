@@ -15,7 +15,7 @@ const STEPS: [Duration; 6] = [
 /// Shortest pause. Our choice.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// So many verified deliveries in a row halve the pause. Our choice.
+/// Number of verified deliveries in a row after which the pause is halved. Our choice.
 const ROW: u32 = 3;
 
 /// The pause between the Enter of one injection and the start of the next: 100 ms at first, 10 ms to 5 s.

@@ -41,12 +41,12 @@ fn the_next_injection_waits_for_pause_verdict_and_room() {
     assert_eq!(gate.next_start(at(0), 0, true), InjectionStart::Now);
     gate.started(at(0));
     assert_eq!(gate.next_start(at(10), 1, true), InjectionStart::AfterEnter);
-    gate.entered(at(50));
+    gate.on_entered(at(50));
     assert_eq!(gate.next_start(at(60), 1, false), InjectionStart::At(at(150)));
     assert_eq!(gate.next_start(at(150), 1, false), InjectionStart::Now);
     assert_eq!(gate.next_start(at(60), 1, true), InjectionStart::At(at(2000)));
     assert_eq!(gate.next_start(at(2000), 1, true), InjectionStart::Now);
-    gate.judged();
+    gate.on_verdict();
     assert_eq!(gate.next_start(at(60), 0, true), InjectionStart::At(at(150)));
     assert_eq!(gate.next_start(at(9000), MAX_OUTSTANDING, true), InjectionStart::AfterVerdict);
 }

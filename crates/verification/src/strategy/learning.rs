@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::channel::{ECHO_PATIENCE, SIGNAL_WINDOW};
 
-/// So many deliveries with an ack of level 2 and no echo make the echo unreliable, and so many echoes in a row make it
-/// reliable again. From the proposal.
+/// Number of deliveries with an ack of level 2 and no echo after which the echo is unreliable, and of echoes in a row
+/// after which it is reliable again. From the proposal.
 const ECHO_EVIDENCE: u32 = 20;
 
 /// Deliveries over which the share of file acks is taken. From the proposal.

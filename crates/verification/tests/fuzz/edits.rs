@@ -7,8 +7,8 @@ use std::env;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// Most bytes of an edited input.
-const MOST_BYTES: usize = 256 << 10;
+/// Maximum bytes of an edited input.
+const MAX_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Clone)]
 enum Edit {
@@ -72,7 +72,7 @@ fn apply(bytes: &mut Vec<u8>, edit: Edit) {
             let end = end(at, length, bytes);
             let repeated = bytes[at..end].repeat(times);
             bytes.splice(at..end, repeated);
-            bytes.truncate(MOST_BYTES);
+            bytes.truncate(MAX_BYTES);
         }
         Edit::Move { from, to, length } => {
             let from = from.index(bytes.len() + 1);

@@ -21,7 +21,7 @@ use crate::clock;
 const KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 /// Attempts to make the folder. One fails only if another agent ended at that moment and removed the empty folders
 /// above, so that 64 in a row mean another error.
-const MOST_TRIES: usize = 64;
+const MAX_ATTEMPTS: usize = 64;
 
 /// Folder of one agent's ack files. A project may bring links in its place, so that every step to it is taken without
 /// following any, at each use: the agent may remove the folder and make it again.
@@ -185,7 +185,7 @@ fn make_folder(working_directory: &Path, relative: &str) -> io::Result<OwnedFd> 
     let mut tries = 1;
     loop {
         match make() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && tries < MOST_TRIES => tries += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tries < MAX_ATTEMPTS => tries += 1,
             made => return made,
         }
     }

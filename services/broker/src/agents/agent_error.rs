@@ -1,7 +1,7 @@
-//! [`AgentError`]: why an operation on an agent failed. The API maps it to codes.
+//! [`AgentError`]: failed operations on an agent. The API maps it to codes.
 
 use crate::{
-    engine::{EngineError, is_definite},
+    engine::{EngineError, is_permanent},
     engine_link::LinkError,
 };
 
@@ -35,12 +35,12 @@ pub(crate) enum AgentError {
 }
 
 impl AgentError {
-    /// Returns whether the same operation may succeed later, without a change here.
-    pub(crate) fn is_passing(&self) -> bool {
+    /// Returns whether a retry of the same operation may succeed, without a change here.
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Link(LinkError::Unavailable) | Self::State(_) => true,
-            Self::Link(LinkError::Refused(refused)) => !is_definite(&refused.code),
-            Self::Engine(error) => error.is_passing(),
+            Self::Link(LinkError::Refused(refused)) => !is_permanent(&refused.code),
+            Self::Engine(error) => error.is_transient(),
             Self::NotFound { .. }
             | Self::AlreadyExists { .. }
             | Self::UnsupportedRuntime
@@ -61,17 +61,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_definite_refusals_end_the_attempts() {
+    fn only_permanent_refusals_end_the_attempts() {
         let refused = |code: &str| {
             let reply = serde_json::json!({ "id": "b1", "code": code, "message": "no" });
             let reply: ErrorReply = serde_json::from_value(reply).expect("an error frame");
             AgentError::Link(LinkError::Refused(reply))
         };
         for code in ["workspace_busy", "database_overloaded", "internal_error", "rate_limit_exceeded", "of tomorrow"] {
-            assert!(refused(code).is_passing(), "{code}");
+            assert!(refused(code).is_transient(), "{code}");
         }
         for code in ["agent_location_conflict", "agent_already_exists", "invalid_request"] {
-            assert!(!refused(code).is_passing(), "{code}");
+            assert!(!refused(code).is_transient(), "{code}");
         }
     }
 }

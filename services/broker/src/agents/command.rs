@@ -18,7 +18,7 @@ use crate::{
 pub(super) const COMMANDS: usize = 64;
 /// Streams of keys to one agent.
 pub(super) const INPUT_STREAMS: usize = 16;
-/// The program has so long to take input.
+/// Maximum time for the program to take input.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Request to an agent's task.

@@ -25,9 +25,9 @@ use crate::state::{create_private_directory, read_versioned, write_versioned};
 
 const HEAD: &str = "KIND: continuity";
 const NEXT: &str = "KIND:";
-/// Longest note.
+/// Maximum bytes of a note.
 const MAX_NOTE: usize = 64 << 10;
-/// Longest line that can be a head.
+/// Maximum bytes of a line that can be a head.
 const MAX_LINE: usize = 4096;
 /// A message with such a block must not act by its echo.
 const ECHO_TIME: Duration = Duration::from_secs(60);
@@ -199,7 +199,7 @@ impl Notes {
         text
     }
 
-    /// Adds an open question; the oldest are forgotten.
+    /// Adds an open question; the oldest are evicted.
     pub(super) fn add_question(&mut self, question: String) {
         self.uncertain.push(question);
         while self.uncertain.iter().map(String::len).sum::<usize>() > MAX_NOTE {

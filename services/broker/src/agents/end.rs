@@ -9,7 +9,7 @@ use super::{AgentSpec, ack_files::AckFolder, process::Launch, task::AgentTask};
 use crate::api::types::Event;
 
 impl AgentTask {
-    /// Reports a release that leaves so many messages behind.
+    /// Reports a release, with the number of messages that it leaves behind.
     pub(super) async fn conclude_release(&self, left: usize, reason: Option<String>) {
         self.leave().await;
         self.report_left(left, "agent_released");
@@ -42,7 +42,7 @@ impl AgentTask {
             tracing::error!(
                 agent.name = self.name(),
                 error = format!("{error:#}"),
-                "the agent's end is not written down"
+                "failed to store the end of an agent, retrying; a crash before that restarts it"
             );
         }
         services.verification.forget_agent(self.name());

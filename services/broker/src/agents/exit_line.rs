@@ -8,8 +8,8 @@ use crate::injection::EXIT_WORD;
 
 /// A message with the word must not end the agent by its echo.
 const ECHO_TIME: Duration = Duration::from_secs(60);
-/// Longest line that is looked at.
-const MOST_BYTES: usize = 256;
+/// Maximum bytes of a line that is compared.
+const MAX_BYTES: usize = 256;
 
 /// Looks for the line in the visible output.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl ExitLine {
                     self.line.clear();
                     self.is_too_long = false;
                 }
-                _ if self.line.len() < MOST_BYTES => self.line.push(character),
+                _ if self.line.len() < MAX_BYTES => self.line.push(character),
                 _ => self.is_too_long = true,
             }
         }

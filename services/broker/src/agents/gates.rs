@@ -4,12 +4,12 @@ use bytes::Bytes;
 use relay_verification::Timestamp;
 use tokio::time::Duration;
 
-use super::task::{AgentTask, Done, Run};
+use super::task::{AgentTask, JobResult, ProgramRun};
 use crate::{api::types::Event, harness::Gate, injection::DeliveryMode};
 
-/// A gate that was answered has so long to go.
+/// Time after which a gate that was answered and still shows is reported.
 const ANSWER_TAKES: Duration = Duration::from_secs(5);
-/// An Enter without any output is repeated after so long, for programs that ask for it.
+/// Time after which an Enter without any output is repeated, for programs that ask for it.
 const ENTER_TAKES: Duration = Duration::from_secs(1);
 
 /// The question on the screen, if there is one.
@@ -40,7 +40,7 @@ impl GateWatch {
     }
 
     /// Judges the question on the screen. `may_answer` is the operator's decision.
-    fn judge(&mut self, now: Timestamp, shown: Option<&Gate>, may_answer: bool) -> Option<GateStep> {
+    fn evaluate(&mut self, now: Timestamp, shown: Option<&Gate>, may_answer: bool) -> Option<GateStep> {
         let Some(gate) = shown else {
             self.open = None;
             return None;
@@ -64,7 +64,7 @@ impl GateWatch {
 
 impl AgentTask {
     /// Returns whether a question of the program is looked for before the next message. Forgets one that is not.
-    pub(super) fn watches_gates(&self, running: &mut Run) -> bool {
+    pub(super) fn watches_gates(&self, running: &mut ProgramRun) -> bool {
         if running.readiness.is_some() {
             // It is looked for with readiness.
             return false;
@@ -78,7 +78,7 @@ impl AgentTask {
     }
 
     /// Returns whether a question of the program is on the screen, after answering or reporting it.
-    pub(super) fn is_behind_gate(&self, running: &mut Run, now: Timestamp, screen: &str) -> bool {
+    pub(super) fn is_behind_gate(&self, running: &mut ProgramRun, now: Timestamp, screen: &str) -> bool {
         let Some(harness) = &self.launch.harness else { return false };
         let gate = harness.gate_on(screen);
         let may_answer = gate.is_some_and(|gate| {
@@ -87,7 +87,7 @@ impl AgentTask {
             let is_own = !running.pipeline.has_typed();
             is_allowed && is_own && gate.keys.is_some() && running.pipeline.mode() == DeliveryMode::AutoInject
         });
-        match (running.gate.judge(now, gate, may_answer), gate) {
+        match (running.gate.evaluate(now, gate, may_answer), gate) {
             (Some(GateStep::Answer), Some(gate)) => {
                 tracing::info!(agent.name = self.name(), gate = gate.name, "a first-run question is answered");
                 self.type_keys(running, gate.keys.clone().unwrap_or_default());
@@ -102,27 +102,27 @@ impl AgentTask {
     }
 
     /// An Enter was written: some programs lose it.
-    pub(super) fn expect_effect_of_enter(&self, running: &mut Run) {
+    pub(super) fn expect_effect_of_enter(&self, running: &mut ProgramRun) {
         let repeats = self.launch.harness.as_ref().is_some_and(|harness| harness.auto_enter);
         running.repeat_enter_at = repeats.then(|| running.tick() + ENTER_TAKES);
     }
 
     /// Repeats an Enter once that has had no effect.
-    pub(super) fn repeat_enter(&self, running: &mut Run, now: Timestamp) {
+    pub(super) fn repeat_enter(&self, running: &mut ProgramRun, now: Timestamp) {
         if running.repeat_enter_at.is_some_and(|due| now >= due) {
             running.repeat_enter_at = None;
             self.type_keys(running, "\r".to_owned());
         }
     }
 
-    fn type_keys(&self, running: &Run, keys: String) {
+    fn type_keys(&self, running: &ProgramRun, keys: String) {
         let terminal = running.process.terminal.clone();
         running.works.push(Box::pin(async move {
             // The program may be ending.
             if let Err(error) = terminal.write_input(Bytes::from(keys)).await {
                 tracing::debug!(%error, "keys were not typed");
             }
-            Done::KeysTyped
+            JobResult::KeysTyped
         }));
     }
 }
@@ -137,14 +137,14 @@ mod tests {
         let gate = |name: &str| Gate { name: name.into(), screen: vec![], keys: Some("y".into()) };
         let (trust, servers) = (gate("folder-trust"), gate("mcp-servers"));
         let mut watch = GateWatch::default();
-        assert_eq!(watch.judge(at(0), None, false), None);
-        assert_eq!(watch.judge(at(1), Some(&trust), false), Some(GateStep::Report));
-        assert_eq!(watch.judge(at(2), Some(&trust), false), Some(GateStep::Wait));
-        assert_eq!(watch.judge(at(3), Some(&servers), true), Some(GateStep::Answer));
-        assert_eq!(watch.judge(at(4), Some(&servers), true), Some(GateStep::Wait));
+        assert_eq!(watch.evaluate(at(0), None, false), None);
+        assert_eq!(watch.evaluate(at(1), Some(&trust), false), Some(GateStep::Report));
+        assert_eq!(watch.evaluate(at(2), Some(&trust), false), Some(GateStep::Wait));
+        assert_eq!(watch.evaluate(at(3), Some(&servers), true), Some(GateStep::Answer));
+        assert_eq!(watch.evaluate(at(4), Some(&servers), true), Some(GateStep::Wait));
         assert!(watch.is_open());
-        assert_eq!(watch.judge(at(8), Some(&servers), true), Some(GateStep::Report));
-        assert_eq!(watch.judge(at(9), None, true), None);
+        assert_eq!(watch.evaluate(at(8), Some(&servers), true), Some(GateStep::Report));
+        assert_eq!(watch.evaluate(at(9), None, true), None);
         assert!(!watch.is_open());
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{AgentHandle, Services};
 use crate::{
     harness::{Harness, McpServer, RelayContext, node_server, relay_server},
-    state::ProjectPlace,
+    state::ProjectPath,
 };
 
 /// Servers of one agent: the published one for messages, and the broker's own.
@@ -41,7 +41,7 @@ pub(super) async fn configure_servers(
 ) -> bool {
     let Some(harness) = harness.filter(|_| !handle.spec.skip_relay_prompt) else { return false };
     let Some(file) = &harness.mcp_file else { return harness.mcp.is_some() };
-    let place = ProjectPlace { project: working_directory.to_owned(), file: file.path.clone() };
+    let place = ProjectPath { project: working_directory.to_owned(), file: file.path.clone() };
     let (shown, key) = (working_directory.join(&file.path), file.key.clone());
     let mut servers = mcp_servers(services, handle);
     // Agents of one project share the file, and only some have a result to hand in.

@@ -6,7 +6,7 @@ use tokio::time::{Duration, Instant, sleep};
 
 use super::{
     Receipt,
-    task::{AgentTask, Done, Works, reference},
+    task::{AgentTask, JobResult, Works, reference},
 };
 use crate::{
     api::types::{DeliveryProof, Event},
@@ -21,7 +21,7 @@ use crate::{
 
 /// A ledger that cannot be written is tried again after this pause.
 const LEDGER_RETRY: Duration = Duration::from_secs(1);
-/// A failure is reported to the engine for so long before the ack passes it.
+/// Time after which the ack passes a failure that could not be reported to the engine.
 const REPORT_LIMIT: Duration = Duration::from_secs(60);
 const REPORT_RETRY: Duration = Duration::from_secs(2);
 
@@ -64,7 +64,7 @@ impl AgentTask {
         &self,
         settlement: Box<Settlement>,
         pause: Duration,
-    ) -> impl Future<Output = Done> + Send + use<> {
+    ) -> impl Future<Output = JobResult> + Send + use<> {
         let ledger = self.launch.services.ledger.clone();
         let entry = LedgerEntry {
             agent_id: self.launch.handle.agent_id.clone(),
@@ -74,7 +74,7 @@ impl AgentTask {
         };
         async move {
             sleep(pause).await;
-            Done::Recorded { is_written: ledger.record(entry).await, settlement }
+            JobResult::Recorded { is_written: ledger.record(entry).await, settlement }
         }
     }
 
@@ -149,7 +149,7 @@ impl AgentTask {
             if failure.message.seq.is_some() {
                 report_failure(&engine, &token, &failure).await;
             }
-            Done::FailureReported(failure)
+            JobResult::FailureReported(failure)
         }));
     }
 }
@@ -163,7 +163,7 @@ async fn report_failure(engine: &Engine, token: &str, failure: &Failure) {
         let body = json!({ "error": failure.reason.as_str(), "retryable": false });
         match engine.call(Request::post(&path, token, body)).await {
             Ok(_) => return,
-            Err(error) if error.is_passing() && Instant::now() + REPORT_RETRY < deadline => sleep(REPORT_RETRY).await,
+            Err(error) if error.is_transient() && Instant::now() + REPORT_RETRY < deadline => sleep(REPORT_RETRY).await,
             Err(error) => {
                 tracing::warn!(%error, delivery.id = failure.message.delivery_id, "a failure could not be reported");
                 return;

@@ -10,7 +10,7 @@ use super::{
     context_budget::ContextBudget,
     continuity::{ContinuityRequest, Notes},
     session_status::Activity,
-    task::{AgentTask, Done, Run},
+    task::{AgentTask, JobResult, ProgramRun},
 };
 use crate::{
     api::types::Event,
@@ -20,11 +20,11 @@ use crate::{
     metric_names,
 };
 
-/// A prompt counts as rest after so long without output.
+/// Output silence after which a prompt counts as idle.
 const REST: Duration = Duration::from_secs(2);
 /// A block of notes ends with a pause of this length.
 const BLOCK_PAUSE: Duration = Duration::from_secs(2);
-/// An agent is blocked when a message could not be typed for so long.
+/// Time after which an agent counts as blocked, when a message could not be typed.
 const BLOCKED_AFTER: Duration = Duration::from_secs(120);
 
 impl AgentTask {
@@ -61,7 +61,7 @@ impl AgentTask {
         self.report("delivery.delivered", payload, Some(format!("{}:{level}", message.delivery_id)));
     }
 
-    /// Reports a message that failed for good, if the operator wants it.
+    /// Reports a message that failed permanently, if the operator wants it.
     pub(super) fn report_failure_event(&self, failure: &Failure) {
         if self.launch.services.settings.receipts == ReceiptPolicy::Off || failure.message.seq.is_none() {
             return;
@@ -82,7 +82,7 @@ impl AgentTask {
     }
 
     /// Takes visible output.
-    pub(super) fn on_visible_text(&self, running: &mut Run, at: Timestamp, text: &str) {
+    pub(super) fn on_visible_text(&self, running: &mut ProgramRun, at: Timestamp, text: &str) {
         running.status.set(Activity::Thinking, "output");
         if let Some(percent) = running.context.on_text(text) {
             self.info.send_modify(|info| info.context_left_percent = Some(percent));
@@ -96,25 +96,25 @@ impl AgentTask {
     }
 
     /// Does what silence decides.
-    pub(super) fn judge_rest(&self, running: &mut Run, now: Timestamp) {
+    pub(super) fn check_rest(&self, running: &mut ProgramRun, now: Timestamp) {
         if now >= running.last_output_at + BLOCK_PAUSE {
             self.end_continuity(running);
         }
-        if now >= running.last_output_at + REST && running.rest_judged_for != Some(running.last_output_at) {
-            running.rest_judged_for = Some(running.last_output_at);
+        if now >= running.last_output_at + REST && running.rest_checked_for != Some(running.last_output_at) {
+            running.rest_checked_for = Some(running.last_output_at);
             let harness = self.launch.harness.as_ref();
             let before_cursor = running.process.terminal.text_before_cursor();
             if harness.is_some_and(|harness| harness.is_at_prompt(&before_cursor)) {
                 running.status.set(Activity::Idle, "prompt");
             }
         }
-        self.judge_blocked(running, now);
+        self.check_blocked(running, now);
         for (kind, payload) in running.status.poll(now) {
             self.report(kind, payload, None);
         }
     }
 
-    fn judge_blocked(&self, running: &mut Run, now: Timestamp) {
+    fn check_blocked(&self, running: &mut ProgramRun, now: Timestamp) {
         let Some(since) = running.pipeline.typing_since() else {
             running.is_blocked_reported = false;
             return;
@@ -131,18 +131,18 @@ impl AgentTask {
         });
     }
 
-    /// Instant at which [`Self::judge_rest`] has work again.
-    pub(super) fn next_rest_deadline(&self, running: &Run) -> Option<Timestamp> {
+    /// Instant at which [`Self::check_rest`] has work again.
+    pub(super) fn next_rest_deadline(&self, running: &ProgramRun) -> Option<Timestamp> {
         let block = running.continuity.is_open().then(|| running.last_output_at + BLOCK_PAUSE);
-        let is_judged = running.rest_judged_for == Some(running.last_output_at);
-        let rest = (!is_judged && self.launch.harness.is_some()).then(|| running.last_output_at + REST);
+        let is_checked = running.rest_checked_for == Some(running.last_output_at);
+        let rest = (!is_checked && self.launch.harness.is_some()).then(|| running.last_output_at + REST);
         let blocked = running.pipeline.typing_since().filter(|_| !running.is_blocked_reported);
         let blocked = blocked.map(|since| since + BLOCKED_AFTER);
         [block, rest, blocked, running.status.next_report()].into_iter().flatten().min()
     }
 
     /// Ends a block of notes behind which nothing comes.
-    pub(super) fn end_continuity(&self, running: &mut Run) {
+    pub(super) fn end_continuity(&self, running: &mut ProgramRun) {
         if running.continuity.is_open()
             && let Some(request) = running.continuity.finish()
         {
@@ -150,7 +150,7 @@ impl AgentTask {
         }
     }
 
-    fn on_continuity(&self, running: &mut Run, request: ContinuityRequest) {
+    fn on_continuity(&self, running: &mut ProgramRun, request: ContinuityRequest) {
         // Notes that wait to be typed are those that another load would bring.
         let is_repeated = request == ContinuityRequest::Load && running.pipeline.has_waiting_notes();
         let turn = if is_repeated { Err(request) } else { running.continuity_turns.add(request) };
@@ -162,7 +162,7 @@ impl AgentTask {
     }
 
     /// The work on a request has ended, with notes to be typed back if it was a load.
-    pub(super) fn on_continuity_done(&self, running: &mut Run, notes: Option<Box<Notes>>) {
+    pub(super) fn on_continuity_done(&self, running: &mut ProgramRun, notes: Option<Box<Notes>>) {
         if let Some(notes) = notes {
             self.on_notes(running, &notes);
         }
@@ -171,7 +171,7 @@ impl AgentTask {
         }
     }
 
-    fn begin_continuity(&self, running: &mut Run, request: ContinuityRequest) {
+    fn begin_continuity(&self, running: &mut ProgramRun, request: ContinuityRequest) {
         let (folder, agent) = (self.launch.services.settings.continuity.clone(), self.name().to_owned());
         let task = self.launch.handle.spec.task.clone();
         let last_messages = running.notes.last_messages.clone();
@@ -193,18 +193,18 @@ impl AgentTask {
                 folder.save(&notes).map(|()| None)
             });
             match work.await {
-                Ok(Ok(notes)) => Done::Notes(notes.map(Box::new)),
+                Ok(Ok(notes)) => JobResult::Notes(notes.map(Box::new)),
                 Ok(Err(error)) => {
                     tracing::warn!(error = format!("{error:#}"), "an agent's notes could not be read or written");
-                    Done::Notes(None)
+                    JobResult::Notes(None)
                 }
-                Err(_) => Done::Notes(None),
+                Err(_) => JobResult::Notes(None),
             }
         }));
     }
 
     /// Types notes back to the agent.
-    fn on_notes(&self, running: &mut Run, notes: &Notes) {
+    fn on_notes(&self, running: &mut ProgramRun, notes: &Notes) {
         let id = format!("cont_load_{}", uuid::Uuid::new_v4().simple());
         let message = Message {
             delivery_id: id.clone(),

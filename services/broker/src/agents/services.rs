@@ -31,8 +31,8 @@ use crate::{
 /// Time for the report that a message was read.
 const RECEIPT_TIMEOUT: Duration = Duration::from_secs(2);
 const RECEIPTS_SIDE_BY_SIDE: usize = 8;
-/// Messages remembered as reported.
-const MOST_REPORTED: usize = 4096;
+/// Maximum number of messages remembered as reported.
+const MAX_REPORTED: usize = 4096;
 
 /// What the agents of one workspace share. Cheap to share.
 #[derive(Clone)]
@@ -161,7 +161,7 @@ impl HeldTime {
     }
 }
 
-/// A message whose reader the engine is told about.
+/// Read message whose receipt is reported to the engine.
 #[derive(Debug)]
 pub(crate) struct Receipt {
     pub(crate) agent: String,
@@ -213,7 +213,7 @@ impl ReportedReads {
             return false;
         }
         self.order.push_back(key);
-        if self.order.len() > MOST_REPORTED
+        if self.order.len() > MAX_REPORTED
             && let Some(oldest) = self.order.pop_front()
         {
             self.known.remove(&oldest);
@@ -236,7 +236,7 @@ mod tests {
         let mut reported = ReportedReads::default();
         assert!(reported.insert(&receipt("ada", 0)) && reported.insert(&receipt("bob", 0)));
         assert!(!reported.insert(&receipt("ada", 0)));
-        assert!((1..=MOST_REPORTED).all(|event| reported.insert(&receipt("ada", event))));
-        assert_eq!((reported.known.len(), reported.insert(&receipt("ada", 0))), (MOST_REPORTED, true));
+        assert!((1..=MAX_REPORTED).all(|event| reported.insert(&receipt("ada", event))));
+        assert_eq!((reported.known.len(), reported.insert(&receipt("ada", 0))), (MAX_REPORTED, true));
     }
 }

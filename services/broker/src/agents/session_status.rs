@@ -1,4 +1,4 @@
-//! [`SessionStatus`]: what the engine is told of an agent's activity. Pure; at most one change each second, the last
+//! [`SessionStatus`]: an agent's activity as reported to the engine. Pure; at most one change each second, the last
 //! state wins.
 
 use std::time::Duration;

@@ -103,7 +103,7 @@ impl VerificationOverride {
     }
 }
 
-/// A life of so long resets the count of consecutive failures.
+/// Time after which a running program resets the count of consecutive failures.
 const HEALTHY_LIFE: Duration = Duration::from_secs(60);
 
 /// Restarts of one agent so far. Pure.

@@ -85,7 +85,10 @@ async fn change_channels(ready: &Ready, name: &str, body: &Body, verb: &str) -> 
     let (roster, written, changed) = (services.roster.clone(), name.to_owned(), channels.clone());
     let written = tokio::task::spawn_blocking(move || roster.set_channels(&written, changed)).await;
     if let Ok(Err(error)) = written {
-        tracing::warn!(error = format!("{error:#}"), "an agent's channels are not written down");
+        tracing::warn!(
+            error = format!("{error:#}"),
+            "failed to store an agent's channels, a restart joins the earlier ones"
+        );
     }
     Ok(Json(json!({ "name": name, "channels": channels })))
 }

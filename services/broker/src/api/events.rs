@@ -84,7 +84,7 @@ async fn serve(mut socket: WebSocket, mut subscription: Subscription) {
     }
 }
 
-async fn send_all(socket: &mut WebSocket, events: Vec<std::sync::Arc<str>>) -> Result<(), Gone> {
+async fn send_all(socket: &mut WebSocket, events: Vec<std::sync::Arc<str>>) -> Result<(), SubscriberClosed> {
     for event in events {
         send(socket, Message::text(&*event)).await?;
     }
@@ -92,12 +92,12 @@ async fn send_all(socket: &mut WebSocket, events: Vec<std::sync::Arc<str>>) -> R
 }
 
 /// Sends to a reader that takes each frame in time. Any other would keep its place among the subscribers for ever.
-async fn send(socket: &mut WebSocket, message: Message) -> Result<(), Gone> {
+async fn send(socket: &mut WebSocket, message: Message) -> Result<(), SubscriberClosed> {
     match timeout(SILENCE, socket.send(message)).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) | Err(_) => Err(Gone),
+        Ok(Err(_)) | Err(_) => Err(SubscriberClosed),
     }
 }
 
-/// The reader has closed the socket, or takes nothing.
-struct Gone;
+/// The subscriber has closed the socket, or a write to it timed out.
+struct SubscriberClosed;

@@ -5,10 +5,10 @@ use axum::{
     extract::ws::{CloseFrame, Message, WebSocket, close_code},
 };
 
-/// Longest frame that is taken.
+/// Maximum bytes of a frame that is accepted.
 const MAX_FRAME: usize = 1 << 20;
-/// Longest frame that is read, so that a longer one than allowed is answered with a close code. Beyond it the
-/// connection breaks.
+/// Maximum bytes of a frame that is read, so that a longer one than allowed is answered with a close code. Beyond it
+/// the connection breaks.
 pub(crate) const MAX_READ: usize = 4 * MAX_FRAME;
 
 /// Outcome of a read.

@@ -22,8 +22,8 @@ use crate::{
 };
 
 /// Frames that wait for earlier ones to be typed. The socket is not read beyond it.
-const MOST_EARLY_BYTES: usize = 1 << 20;
-const MOST_EARLY: usize = 1024;
+const MAX_EARLY_BYTES: usize = 1 << 20;
+const MAX_EARLY: usize = 1024;
 /// Keys of a client that has left are typed within this time, or not at all.
 const LEFT_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -115,7 +115,7 @@ impl Frames {
     async fn while_taking<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         loop {
-            let has_room = self.early_bytes < MOST_EARLY_BYTES && self.early.len() < MOST_EARLY;
+            let has_room = self.early_bytes < MAX_EARLY_BYTES && self.early.len() < MAX_EARLY;
             let given_up_at = self.end.as_ref().map(|(_, at)| *at + LEFT_PATIENCE);
             tokio::select! {
                 outcome = &mut work => return Some(outcome),

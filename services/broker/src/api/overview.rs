@@ -23,7 +23,7 @@ use crate::{
     clock,
 };
 
-/// An agent that does not answer for so long is shown without pending deliveries.
+/// Time after which an agent that does not answer is shown without pending deliveries.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default, Deserialize)]

@@ -19,7 +19,7 @@ use crate::harness::Harness;
 
 const DEFAULT_CLI: &str = "claude";
 const DEFAULT_IDLE_SECS: u64 = 30;
-/// How an agent is told to end after its task.
+/// Instruction to end after the task.
 const EXIT_INSTRUCTION: &str = "When the task is done, print /exit on a line of its own.";
 
 /// `POST /api/spawn`

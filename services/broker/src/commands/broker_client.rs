@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use crate::{cli::BrokerPlace, state::ConnectionFile};
+use crate::{cli::BrokerLocation, state::ConnectionFile};
 
 const DEFAULT_STATE: &str = ".agentworkforce/relay";
 
@@ -13,7 +13,7 @@ const DEFAULT_STATE: &str = ".agentworkforce/relay";
 ///
 /// # Errors
 /// If no broker is found, or it refuses.
-pub(super) async fn get(place: BrokerPlace, path: &str) -> Result<Value> {
+pub(super) async fn get(place: BrokerLocation, path: &str) -> Result<Value> {
     let (url, key) = match (place.broker_url, place.api_key) {
         (Some(url), Some(key)) => (url, key),
         (url, key) => {

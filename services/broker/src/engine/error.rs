@@ -1,10 +1,10 @@
-//! [`EngineError`]: why a call of the engine failed.
+//! [`EngineError`]: failed calls of the engine.
 
 use std::error::Error as _;
 
-/// Refusals of a registration that a repetition does not change. Any other passes: the storage was unavailable, a limit
+/// Refusals of a registration that a retry does not change. Any other is transient: the storage was unavailable, a limit
 /// was reached, or a later engine has a code that is not known here.
-const DEFINITE: [&str; 8] = [
+const PERMANENT_REFUSALS: [&str; 8] = [
     "invalid_request",
     "invalid_message",
     "agent_already_exists",
@@ -15,9 +15,9 @@ const DEFINITE: [&str; 8] = [
     "spawn_failed",
 ];
 
-/// Returns whether the engine refuses with this code for good.
-pub(crate) fn is_definite(code: &str) -> bool {
-    DEFINITE.contains(&code)
+/// Returns whether a refusal with this code is permanent.
+pub(crate) fn is_permanent(code: &str) -> bool {
+    PERMANENT_REFUSALS.contains(&code)
 }
 
 /// Failed call of the engine.
@@ -65,8 +65,8 @@ impl EngineError {
         self.refusal().is_some_and(|(_, refused)| refused == code)
     }
 
-    /// Returns whether a repetition may succeed.
-    pub(crate) fn is_passing(&self) -> bool {
+    /// Returns whether a retry may succeed.
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::TimedOut { .. } => true,
             Self::Refused { status, .. } => *status >= 500 || *status == 429,

@@ -19,7 +19,7 @@ use crate::{
 
 /// Version of the files with the node token and the key.
 const FILES_VERSION: u32 = 1;
-/// An engine that cannot be reached is tried for so long.
+/// Time after which retries to an unreachable engine end.
 const UNREACHABLE_LIMIT: Duration = Duration::from_secs(8);
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Channels of every broker.
@@ -129,7 +129,8 @@ impl Identity {
     pub(crate) async fn enrol(&mut self, engine: &Engine) -> Result<(), EngineError> {
         let body = |name: &str| json!({ "node_id": self.node_id, "name": name, "kind": "ws", "role": "broker", "version": version::wire() });
         let key = self.workspace_key.as_str();
-        let post = async |name: &str| patiently(engine, || Request::post(&["nodes"], key, body(name))).await;
+        let post =
+            async |name: &str| retry_while_unreachable(engine, || Request::post(&["nodes"], key, body(name))).await;
         let first = post(&self.node_name).await;
         let node = match first {
             Err(error) if error.has_code("node_name_conflict") => {
@@ -153,10 +154,7 @@ impl Identity {
         };
         // Without the file the next broker asks for a token of its own.
         if let Err(error) = keep(&self.token_file, cached).await {
-            tracing::warn!(
-                error = format!("{error:#}"),
-                "the node token could not be kept, the next start asks for another"
-            );
+            tracing::warn!(error = format!("{error:#}"), "failed to store the node token, the next start enrols again");
         }
         Ok(())
     }
@@ -191,7 +189,7 @@ async fn read_kept<T: DeserializeOwned>(file: &Path) -> Result<Option<T>> {
 }
 
 async fn read_workspace(engine: &Engine, key: &str) -> Result<Value, EngineError> {
-    patiently(engine, || Request::get(&["workspace"], key)).await
+    retry_while_unreachable(engine, || Request::get(&["workspace"], key)).await
 }
 
 /// The workspace that an earlier broker on this state has created at the same engine, or a new one. Agents that are
@@ -211,7 +209,7 @@ async fn own_workspace(engine: &Engine, request: &JoinRequest) -> Result<(String
     if let Err(error) = keep(&request.key_file, created).await {
         tracing::warn!(
             error = format!("{error:#}"),
-            "the key of the workspace could not be kept, the next start creates another workspace"
+            "failed to store the workspace key, the next start creates another workspace"
         );
     }
     let workspace = read_workspace(engine, &api_key).await?;
@@ -221,18 +219,19 @@ async fn own_workspace(engine: &Engine, request: &JoinRequest) -> Result<(String
 async fn create_workspace(engine: &Engine, instance: &str) -> Result<String> {
     let name = format!("{instance}-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
     let body = json!({ "name": name });
-    let created = patiently(engine, || Request::post(&["workspaces"], "", body.clone())).await?;
+    let created = retry_while_unreachable(engine, || Request::post(&["workspaces"], "", body.clone())).await?;
     tracing::info!(workspace.name = %name, "no workspace key was given, a workspace was created");
     text(&created, "api_key")
 }
 
 async fn register_own_agent(engine: &Engine, workspace_key: &str, request: &JoinRequest) -> Result<Value> {
     let body = |name: &str| json!({ "name": name, "type": request.agent_type });
-    let first = patiently(engine, || Request::post(&["agents"], workspace_key, body(&request.instance))).await;
+    let first =
+        retry_while_unreachable(engine, || Request::post(&["agents"], workspace_key, body(&request.instance))).await;
     match first {
         Err(error) if error.has_code("agent_already_exists") && request.takes_over => {
             let path = ["agents", &request.instance, "rotate-token"];
-            Ok(patiently(engine, || Request::post(&path, workspace_key, json!({}))).await?)
+            Ok(retry_while_unreachable(engine, || Request::post(&path, workspace_key, json!({}))).await?)
         }
         Err(error) if error.has_code("agent_already_exists") => {
             let name = format!("{}-{}", request.instance, &uuid::Uuid::new_v4().simple().to_string()[..4]);
@@ -254,7 +253,7 @@ async fn mute_channel(engine: &Engine, agent_token: &str, channel: &str) {
 }
 
 /// Repeats a call while the engine cannot be reached, or is overloaded and has done nothing.
-async fn patiently<'a>(engine: &Engine, request: impl Fn() -> Request<'a>) -> Result<Value, EngineError> {
+async fn retry_while_unreachable<'a>(engine: &Engine, request: impl Fn() -> Request<'a>) -> Result<Value, EngineError> {
     let deadline = Instant::now() + UNREACHABLE_LIMIT;
     loop {
         match engine.call(request()).await {

@@ -6,6 +6,6 @@ mod identity;
 mod machine;
 
 pub(crate) use client::{Engine, Request};
-pub(crate) use error::{EngineError, is_definite};
+pub(crate) use error::{EngineError, is_permanent};
 pub(crate) use identity::{Identity, JoinRequest, join};
 pub(crate) use machine::{machine_seed, node_id};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
-/// A connection that lasted so long was healthy: the next pause is short again.
+/// Time after which a connection counts as healthy: the next pause is short again.
 const HEALTHY: Duration = Duration::from_secs(10);
 
 /// Pauses of 1, 2, 4 … 30 s.
@@ -20,7 +20,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Pause after a connection that lasted so long. `jitter` is between 0 and 1 and shortens it by up to a half, so
+    /// Pause after a connection that lasted for `lasted`. `jitter` is between 0 and 1 and shortens it by up to a half, so
     /// that the nodes of a failed gateway do not come back together.
     pub(super) fn pause(&mut self, lasted: Duration, jitter: f64) -> Duration {
         if lasted >= HEALTHY {

@@ -30,7 +30,7 @@ use crate::events::Hub;
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(12);
 const INVENTORY_EVERY: Duration = Duration::from_secs(60);
-/// Without an inbound frame for so long the connection is given up.
+/// Time without an inbound frame after which the connection is closed.
 const SILENCE: Duration = Duration::from_secs(48);
 /// Acks that come within this time are written together.
 const ACK_DELAY: Duration = Duration::from_millis(20);
@@ -258,7 +258,7 @@ impl<'a> Connection<'a> {
         }
         self.shared.waiting_replies.store(self.pending.len(), Ordering::Relaxed);
         let has_gap = self.shared.hosted.mailboxes().iter().any(|(_, mailbox)| mailbox.has_gap());
-        match self.repeats.judge(now, has_gap, self.shared.has_room.load(Ordering::Relaxed)) {
+        match self.repeats.evaluate(now, has_gap, self.shared.has_room.load(Ordering::Relaxed)) {
             Some(reason) => Err(reason.to_owned()),
             None => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! The agents of this node, as the engine is told about them.
+//! The agents of this node, as reported to the engine.
 
 use std::{
     collections::BTreeMap,

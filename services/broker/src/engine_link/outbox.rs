@@ -7,8 +7,8 @@ use tokio_tungstenite::tungstenite::{Message, protocol::CloseFrame};
 
 use super::dial::Socket;
 
-/// Frames that wait to be written. A socket that lets more pile up is given up.
-const MOST_FRAMES: usize = 4096;
+/// Maximum number of frames that wait to be written. A socket that exceeds it is closed.
+const MAX_FRAMES: usize = 4096;
 
 /// Writing side of one connection. Dropping it ends the writing.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Outbox {
 
 impl Outbox {
     pub(super) fn new(mut sink: SplitSink<Socket, Message>) -> Self {
-        let (frames, mut waiting) = mpsc::channel(MOST_FRAMES);
+        let (frames, mut waiting) = mpsc::channel(MAX_FRAMES);
         let mut writer = JoinSet::new();
         writer.spawn(async move {
             while let Some(frame) = waiting.recv().await {

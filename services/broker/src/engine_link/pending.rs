@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use super::{link::HostRequest, manifest::Manifest};
 use crate::insight::count_dropped;
 
-/// Requests that wait at the same time. An engine that answers none would fill the memory.
-const MOST_WAITING: usize = 1024;
+/// Maximum number of waiting requests. An engine that answers none would fill the memory.
+const MAX_WAITING: usize = 1024;
 
 /// Request that waits.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl PendingRequests {
     /// log as long as there is one of that kind.
     pub(super) fn add(&mut self, waiting: WaitingRequest) -> String {
         self.next_id += 1;
-        if self.waiting.len() >= MOST_WAITING {
+        if self.waiting.len() >= MAX_WAITING {
             let logged = self.waiting.iter().find(|(_, waiting)| matches!(waiting, WaitingRequest::Logged(_)));
             let oldest = logged.or_else(|| self.waiting.first_key_value()).map(|(number, _)| *number);
             oldest.map(|number| self.waiting.remove(&number));
@@ -79,10 +79,10 @@ mod tests {
         let mut pending = PendingRequests::default();
         let (reply, _answer) = oneshot::channel();
         assert_eq!(pending.add(WaitingRequest::Register(reply)), "b1");
-        for _ in 0..MOST_WAITING {
+        for _ in 0..MAX_WAITING {
             pending.add(WaitingRequest::Logged("inventory.sync"));
         }
-        assert_eq!(pending.len(), MOST_WAITING);
+        assert_eq!(pending.len(), MAX_WAITING);
         assert!(pending.take("b2").is_none() && pending.take("other").is_none());
         assert!(pending.take("b1").is_some() && pending.take("b1").is_none());
     }

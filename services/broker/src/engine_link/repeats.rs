@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A missing predecessor is waited for so long before the engine is asked to repeat.
+/// Time after which the engine is asked to repeat a missing predecessor.
 const GAP_PATIENCE: Duration = Duration::from_secs(10);
-/// Connections are renewed at most so often.
+/// Minimum interval of renewals of the connection.
 const RENEWAL_EVERY: Duration = Duration::from_secs(30);
 
 /// Frames that the engine has to send again. It outlives a connection.
@@ -17,9 +17,9 @@ pub(super) struct Repeats {
 }
 
 impl Repeats {
-    /// Judges once a second: `has_gap` while a predecessor is missing, `has_room` since refused frames can be taken.
+    /// Called once a second: `has_gap` while a predecessor is missing, `has_room` since refused frames can be taken.
     /// Returns the reason for a renewal.
-    pub(super) fn judge(&mut self, now: Instant, has_gap: bool, has_room: bool) -> Option<&'static str> {
+    pub(super) fn evaluate(&mut self, now: Instant, has_gap: bool, has_room: bool) -> Option<&'static str> {
         if !has_gap {
             self.gap_since = None;
         }
@@ -48,15 +48,15 @@ mod tests {
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
         let mut repeats = Repeats::default();
-        assert_eq!(repeats.judge(at(0), true, false), None);
-        assert_eq!(repeats.judge(at(5), false, false), None, "the gap is closed");
-        assert_eq!(repeats.judge(at(6), true, false), None);
-        assert_eq!(repeats.judge(at(15), true, false), None);
-        assert!(repeats.judge(at(16), true, false).is_some());
+        assert_eq!(repeats.evaluate(at(0), true, false), None);
+        assert_eq!(repeats.evaluate(at(5), false, false), None, "the gap is closed");
+        assert_eq!(repeats.evaluate(at(6), true, false), None);
+        assert_eq!(repeats.evaluate(at(15), true, false), None);
+        assert!(repeats.evaluate(at(16), true, false).is_some());
         for second in 17..46 {
-            assert_eq!(repeats.judge(at(second), true, second > 20), None, "{second}");
+            assert_eq!(repeats.evaluate(at(second), true, second > 20), None, "{second}");
         }
-        assert!(repeats.judge(at(46), false, true).is_some());
-        assert_eq!(repeats.judge(at(80), false, false), None, "nothing has to be repeated");
+        assert!(repeats.evaluate(at(46), false, true).is_some());
+        assert_eq!(repeats.evaluate(at(80), false, false), None, "nothing has to be repeated");
     }
 }

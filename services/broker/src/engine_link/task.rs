@@ -35,8 +35,8 @@ use crate::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Tokens asked for in a row, when each is refused at once.
-const MOST_TOKENS: u32 = 5;
+/// Maximum number of tokens requested in a row, when each is refused at once.
+const MAX_TOKENS: u32 = 5;
 /// After this time without any, tokens are asked for again.
 const TOKENS_EVERY: Duration = Duration::from_secs(10 * 60);
 /// Requests that wait for the connection. Callers wait for room beyond it.
@@ -105,7 +105,7 @@ impl LinkTask {
                         End::Lost(reason) => reason,
                     }
                 }
-                Err(OpenError::TokenRefused) if refused_tokens < MOST_TOKENS => {
+                Err(OpenError::TokenRefused) if refused_tokens < MAX_TOKENS => {
                     refused_tokens += 1;
                     asked_at = Instant::now();
                     let enrolment = self.settings.identity.enrol(&self.settings.engine);

@@ -14,8 +14,8 @@ use crate::{
     clock,
 };
 
-/// Subscribers at the same time.
-const MOST_SUBSCRIBERS: usize = 64;
+/// Maximum number of concurrent subscribers.
+const MAX_SUBSCRIBERS: usize = 64;
 /// Durable events that one read of the ring takes.
 const PAGE: usize = 128;
 
@@ -73,9 +73,9 @@ impl Hub {
     /// Subscribes to the durable events behind `seq` and to ephemeral ones from now on. `None` if there are too many
     /// subscribers.
     pub(crate) fn subscribe(self: &Arc<Self>, seq: u64) -> Option<Subscription> {
-        let counted = self.subscriber_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
-            (count < MOST_SUBSCRIBERS).then_some(count + 1)
-        });
+        let counted = self
+            .subscriber_count
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < MAX_SUBSCRIBERS).then_some(count + 1));
         counted.ok()?;
         let lane = Arc::<Lane>::default();
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane.clone());

@@ -9,8 +9,8 @@ use crate::metric_names;
 use serde_json::json;
 use tokio::sync::Notify;
 
-/// Output that waits for one subscriber.
-const MOST_BYTES: usize = 4 << 20;
+/// Maximum bytes of output that wait for one subscriber.
+const MAX_BYTES: usize = 4 << 20;
 
 /// Ephemeral events that wait for one subscriber.
 #[derive(Debug, Default)]
@@ -37,12 +37,12 @@ struct WaitingEvent {
 }
 
 impl Lane {
-    /// Adds an event behind the durable one `after`, with so many bytes of an agent's output.
+    /// Adds an event behind the durable one `after`, with the number of bytes of an agent's output in it.
     pub(super) fn push(&self, after: u64, agent: &Arc<str>, text: &Arc<str>, output_bytes: usize) {
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
         content.bytes += text.len();
         content.waiting.push_back(WaitingEvent { after, agent: agent.clone(), text: text.clone(), output_bytes });
-        while content.bytes > MOST_BYTES {
+        while content.bytes > MAX_BYTES {
             let Some(oldest) = content.waiting.pop_front() else { break };
             content.bytes -= oldest.text.len();
             *content.dropped.entry(oldest.agent.to_string()).or_default() += oldest.output_bytes;
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_full_lane_drops_the_oldest_and_says_so() {
         let lane = Lane::default();
-        let (ada, text): (Arc<str>, Arc<str>) = ("ada".into(), "x".repeat(MOST_BYTES / 2).into());
+        let (ada, text): (Arc<str>, Arc<str>) = ("ada".into(), "x".repeat(MAX_BYTES / 2).into());
         for _ in 0..3 {
             lane.push(0, &ada, &text, 10);
         }

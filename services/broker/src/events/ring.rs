@@ -2,8 +2,8 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-const MOST_EVENTS: usize = 1000;
-const MOST_BYTES: usize = 16 << 20;
+const MAX_EVENTS: usize = 1000;
+const MAX_BYTES: usize = 16 << 20;
 
 /// Encoded events by `seq`, oldest first and without holes.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ impl Ring {
         let event: Arc<str> = encode(self.newest).into();
         self.bytes += event.len();
         self.events.push_back(event);
-        while self.events.len() > MOST_EVENTS || (self.bytes > MOST_BYTES && self.events.len() > 1) {
+        while self.events.len() > MAX_EVENTS || (self.bytes > MAX_BYTES && self.events.len() > 1) {
             self.bytes -= self.events.pop_front().map_or(0, |oldest| oldest.len());
         }
         self.newest
@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(texts(999, 10), ["1000", "1001"]);
         assert_eq!(texts(0, 2), ["2", "3"]);
         assert!(texts(1001, 10).is_empty() && texts(2000, 10).is_empty());
-        ring.push(|_| "x".repeat(MOST_BYTES));
+        ring.push(|_| "x".repeat(MAX_BYTES));
         assert_eq!(ring.oldest(), 1002);
     }
 }

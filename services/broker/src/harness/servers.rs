@@ -1,4 +1,4 @@
-//! MCP servers that agent programs are told of: the published one for messages, and the broker's own for acks and
+//! MCP servers that agent programs are configured with: the published one for messages, and the broker's own for acks and
 //! results.
 
 /// MCP server that a program starts for itself.

@@ -45,7 +45,7 @@ pub(crate) struct Harness {
     /// Arguments of a run that takes one message as its last argument and ends. Without them there is no such run.
     #[serde(default)]
     pub(crate) headless_args: Vec<String>,
-    /// Longest time of such a run, in seconds.
+    /// Maximum time of such a run, in seconds.
     #[serde(default = "run_timeout")]
     run_timeout_s: u64,
     /// Arguments by which MCP servers are given to the program: `claude` or `codex`.
@@ -105,7 +105,7 @@ pub(crate) struct Gate {
     pub(crate) keys: Option<String>,
 }
 
-/// Way in which a program is told about MCP servers.
+/// Way in which a program is configured with MCP servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum McpStyle {
@@ -170,7 +170,7 @@ impl HarnessTable {
 }
 
 impl Harness {
-    /// Longest time of a run for one message.
+    /// Maximum time of a run for one message.
     pub(crate) fn run_timeout(&self) -> Duration {
         Duration::from_secs(self.run_timeout_s).min(LONGEST_RUN)
     }

@@ -12,7 +12,7 @@ pub(crate) enum Effect {
     /// Hand a text to the terminal.
     Type(TypeRequest),
     /// Ask the terminal to give back the injection with this key.
-    Recall(u64),
+    Withdraw(u64),
     /// A message has left the queue: there is room for another.
     Dequeued(Box<Message>),
     /// Tell the subscribers.
@@ -27,7 +27,7 @@ pub(crate) enum Effect {
     Fail(Box<Failure>),
     /// The agent's task was typed.
     TaskTyped,
-    /// The output rate has held a message back for so long.
+    /// Time for which the output rate has held a message back.
     Held(Duration),
 }
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use relay_verification::Timestamp;
 
-/// An unfinished line delays injections so long after its last key.
+/// Time after the last key of an unfinished line for which it delays injections.
 const QUIET: Duration = Duration::from_secs(3);
-/// An injection waits so long at most. Our choice.
+/// Maximum delay of an injection. Our choice.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// State of the line that a person types.

@@ -1,5 +1,5 @@
 //! [`Pipeline`]: the injections of one agent and the start of the next. The messages that wait are in `queue`, the write
-//! of an injection is in `writing`, the judgement of what was typed in `verdict`.
+//! of an injection is in `writing`, the verdicts on what was typed in `verdict`.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -28,11 +28,11 @@ use crate::mailbox::{Message, Origin, Urgency};
 
 /// Messages of this priority or a higher one may demand a higher level.
 const HIGH_PRIORITY: u8 = 3;
-/// A suggestion in the input line is given so long to go by itself.
+/// Time after which a suggestion in the input line is dismissed.
 const SUGGESTION_PATIENCE: Duration = Duration::from_secs(10);
 /// Text of messages that were typed and have no outcome; above it the next one waits. As much as may wait for an agent.
-const MOST_OUTSTANDING_BYTES: usize = 32 << 20;
-/// The screen is looked at so often while a suggestion shows.
+const MAX_OUTSTANDING_BYTES: usize = 32 << 20;
+/// Interval of screen reads while a suggestion shows.
 const SUGGESTION_POLL: Duration = Duration::from_millis(500);
 
 /// The visible state of the terminal.
@@ -48,7 +48,7 @@ pub(crate) struct ScreenFacts {
     pub(crate) bracketed_paste: bool,
     /// The input line shows a suggestion.
     pub(crate) has_suggestion: bool,
-    /// A question of the program is on the screen; judged only while [`Pipeline::watches_gates`].
+    /// A question of the program is on the screen; checked only while [`Pipeline::watches_gates`].
     pub(crate) is_gated: bool,
 }
 
@@ -198,14 +198,14 @@ impl Pipeline {
 
     /// Does everything that is due, with the terminal as it is now.
     pub(crate) fn poll(&mut self, now: Timestamp, screen: &ScreenFacts) -> Vec<Effect> {
-        let mut effects = self.judge_due(now, screen);
+        let mut effects = self.check_due(now, screen);
         effects.extend(self.recall_needless(now));
         effects.extend(self.take_refused(now).map(Effect::Type));
         self.start_next(now, screen, &mut effects);
         effects
     }
 
-    /// Returns whether [`Self::poll`] judges by the screen now.
+    /// Returns whether [`Self::poll`] depends on the screen now.
     pub(crate) fn wants_screen(&self, now: Timestamp) -> bool {
         let may_start = self.profile.has_suggestions && self.writing.is_none() && self.queue.head().is_some();
         may_start
@@ -269,7 +269,7 @@ impl Pipeline {
             .iter()
             .position(|outstanding| matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. }));
         let is_steer = again.is_none() && self.queue.head().is_some_and(|head| head.urgency == Urgency::Steer);
-        if again.is_none() && (self.queue.head().is_none() || self.outstanding_bytes() > MOST_OUTSTANDING_BYTES) {
+        if again.is_none() && (self.queue.head().is_none() || self.outstanding_bytes() > MAX_OUTSTANDING_BYTES) {
             return;
         }
         let waits_for_verdict = self.profile.strategy.waits_for_verdict(&self.learned);

@@ -34,7 +34,7 @@ pub(super) struct MessageQueue {
     /// Messages of the broker itself, which wait for readiness only.
     own: VecDeque<WaitingMessage>,
     waiting: VecDeque<WaitingMessage>,
-    /// So many of `waiting` may be typed in manual mode.
+    /// Number of `waiting` messages that may be typed in manual mode.
     released: usize,
     /// Nothing more is typed: the agent has asked for its end.
     is_closed: bool,

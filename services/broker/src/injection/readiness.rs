@@ -12,9 +12,9 @@ const READY_MARK: &str = "->pty:ready";
 const PROMPTS: [&str; 8] = ["$ ", "> ", "# ", "% ", "›", "› ", "❯", "❯ "];
 /// Programs without an entry are ready after so much output.
 const ENOUGH_OUTPUT: u64 = 500;
-/// Programs without an entry are ready when they have been silent for so long; `cat` says nothing at all.
+/// Output silence after which programs without an entry count as ready; `cat` says nothing at all.
 const SILENCE: Duration = Duration::from_millis(1500);
-/// A program that gives no sign is taken for ready after this time.
+/// Time after which a program without any sign counts as ready.
 const LIMIT: Duration = Duration::from_secs(25);
 
 /// Evidence of readiness.
@@ -53,7 +53,7 @@ impl Readiness {
     }
 
     /// Judges by the screen: its text, and the cursor's row up to the cursor.
-    pub(crate) fn judge(&self, now: Timestamp, screen: &str, before_cursor: &str) -> Option<ReadySign> {
+    pub(crate) fn evaluate(&self, now: Timestamp, screen: &str, before_cursor: &str) -> Option<ReadySign> {
         let is_shown = match &self.rule {
             _ if self.has_mark => true,
             Some(rule) => rule.holds(screen, before_cursor),
@@ -72,8 +72,8 @@ impl Readiness {
         }
     }
 
-    /// Instant at which to judge again, if there is no output before.
-    pub(crate) fn next_judgement(&self) -> Timestamp {
+    /// Instant of the next evaluation, if there is no output before.
+    pub(crate) fn next_evaluation(&self) -> Timestamp {
         match &self.rule {
             Some(_) => self.started_at + LIMIT,
             None => (self.last_output_at + SILENCE).min(self.started_at + LIMIT),
@@ -113,26 +113,26 @@ mod tests {
         ];
         for (row, ready) in rows {
             let readiness = Readiness::new(at(0), None);
-            assert_eq!(readiness.judge(at(10), "", row).is_some(), ready, "{row:?}");
+            assert_eq!(readiness.evaluate(at(10), "", row).is_some(), ready, "{row:?}");
         }
         let mut silent = Readiness::new(at(0), None);
         silent.on_output(at(100), "x");
-        assert_eq!((silent.judge(at(1599), "", "x"), silent.next_judgement()), (None, at(1600)));
-        assert_eq!(silent.judge(at(1600), "", "x"), Some(ReadySign::Shown));
+        assert_eq!((silent.evaluate(at(1599), "", "x"), silent.next_evaluation()), (None, at(1600)));
+        assert_eq!(silent.evaluate(at(1600), "", "x"), Some(ReadySign::Shown));
         silent.on_output(at(1600), &"y".repeat(500));
-        assert_eq!(silent.judge(at(1600), "", "y"), Some(ReadySign::Shown));
+        assert_eq!(silent.evaluate(at(1600), "", "y"), Some(ReadySign::Shown));
     }
 
     #[test]
     fn a_harness_is_ready_by_its_rule_by_its_word_or_in_the_end() {
         let rule = ReadyRule { screen: vec!["Welcome".into()], prompt: vec!["❯".into()], blocked_by: vec![] };
         let mut readiness = Readiness::new(at(0), Some(rule));
-        assert_eq!(readiness.judge(at(5000), "Loading", "$ "), None);
-        assert_eq!(readiness.judge(at(5000), "Welcome back", "❯ "), Some(ReadySign::Shown));
-        assert_eq!(readiness.judge(at(25_000), "", ""), Some(ReadySign::GaveUp));
+        assert_eq!(readiness.evaluate(at(5000), "Loading", "$ "), None);
+        assert_eq!(readiness.evaluate(at(5000), "Welcome back", "❯ "), Some(ReadySign::Shown));
+        assert_eq!(readiness.evaluate(at(25_000), "", ""), Some(ReadySign::GaveUp));
         readiness.on_output(at(1), "->pty:");
-        assert_eq!(readiness.judge(at(1), "", ""), None);
+        assert_eq!(readiness.evaluate(at(1), "", ""), None);
         readiness.on_output(at(2), "ready\n");
-        assert_eq!(readiness.judge(at(2), "", ""), Some(ReadySign::Shown));
+        assert_eq!(readiness.evaluate(at(2), "", ""), Some(ReadySign::Shown));
     }
 }

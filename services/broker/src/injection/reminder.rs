@@ -6,7 +6,7 @@ use relay_verification::{Timestamp, sanitise::sanitise_reminder_value};
 
 use crate::mailbox::Message;
 
-/// The full text is repeated after so long and so much output, when it has left the agent's view.
+/// Time and output after which the full text is repeated, since it has left the agent's view.
 const REPEAT_AFTER: Duration = Duration::from_secs(300);
 const REPEAT_AFTER_BYTES: u64 = 64 << 10;
 
@@ -24,7 +24,7 @@ impl Reminder {
         Self { tool_prefix: tool_prefix.to_owned(), shows_ack_hint, last_full: None }
     }
 
-    /// The lines in front of a message that is typed at `at`, after so many bytes of output.
+    /// The lines in front of a message that is typed at `at`, after `output_bytes` of output.
     pub(super) fn text(&mut self, message: &Message, at: Timestamp, output_bytes: u64) -> String {
         let prefix = &self.tool_prefix;
         let reply = match (&message.thread_id, message.target.strip_prefix('#')) {

@@ -73,7 +73,7 @@ impl Scene {
                 Effect::Settle(settlement) => self.log.push(format!("settle {}", settlement.message.event_id)),
                 Effect::Fail(failure) => self.log.push(format!("fail {}", failure.attempts)),
                 Effect::Held(held) => self.log.push(format!("held {}", held.as_millis())),
-                Effect::Recall(_) => self.log.push("recall".into()),
+                Effect::Withdraw(_) => self.log.push("recall".into()),
                 Effect::Dequeued(_) | Effect::TaskTyped | Effect::Record(_) | Effect::Suppressed(_) => {}
             }
         }

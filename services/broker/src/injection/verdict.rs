@@ -21,8 +21,8 @@ use crate::{
     metric_names,
 };
 
-/// Finished deliveries that are remembered for late acks.
-const MOST_FINISHED: usize = 512;
+/// Maximum number of finished deliveries that are remembered for late acks.
+const MAX_FINISHED: usize = 512;
 /// A delivery for which no signal counts any more.
 #[derive(Debug)]
 pub(super) struct FinishedDelivery {
@@ -38,7 +38,7 @@ pub(crate) enum AckAnswer {
     Accepted,
     /// No such delivery is outstanding or was verified lately.
     NotFound,
-    /// It has failed for good.
+    /// It has failed permanently.
     Failed,
 }
 
@@ -135,7 +135,7 @@ impl Pipeline {
     }
 
     /// Takes everything that time decides.
-    pub(super) fn judge_due(&mut self, now: Timestamp, screen: &ScreenFacts) -> Vec<Effect> {
+    pub(super) fn check_due(&mut self, now: Timestamp, screen: &ScreenFacts) -> Vec<Effect> {
         let mut effects = Vec::new();
         for index in 0..self.outstanding.len() {
             let delivery = &self.outstanding[index].delivery;
@@ -204,7 +204,7 @@ impl Pipeline {
             if let Some(watch) = outstanding.watch {
                 self.echo.end(watch);
             }
-            if self.finished.len() == MOST_FINISHED {
+            if self.finished.len() == MAX_FINISHED {
                 self.finished.pop_front();
             }
             self.finished.push_back(FinishedDelivery {
@@ -256,7 +256,7 @@ impl Pipeline {
             DeliveryEffect::Verified { proof, .. } => {
                 self.gate.pause.verified();
                 self.has_verdict = true;
-                self.judged(is_last);
+                self.on_verdict(is_last);
                 let outstanding = &mut self.outstanding[index];
                 let patterns = self.profile.activity.iter().map(String::as_str);
                 outstanding.activity = Some(ActivitySearch::new(patterns, &outstanding.typed.line));
@@ -266,7 +266,7 @@ impl Pipeline {
             DeliveryEffect::Closed { reason, proof } => {
                 self.gate.pause.unverified();
                 self.has_verdict = true;
-                self.judged(is_last);
+                self.on_verdict(is_last);
                 let latency_ms = proof.map_or(0, |proof| millis(proof.elapsed));
                 settle(&self.outstanding[index], false, "timeout_fallback", latency_ms, Some(reason.as_str()))
             }
@@ -278,20 +278,20 @@ impl Pipeline {
             }
             DeliveryEffect::Reinject { attempt } => {
                 self.gate.pause.attempt_failed();
-                self.judged(is_last);
+                self.on_verdict(is_last);
                 let (delivery, proven) = (self.outstanding[index].reference(), self.outstanding[index].proven());
                 let proven = DeliveryProof { attempt, ..proven };
                 vec![Effect::Publish(Box::new(Event::DeliveryRetry { delivery, attempts: attempt, proven }))]
             }
             DeliveryEffect::Held => {
                 self.gate.pause.unverified();
-                self.judged(is_last);
+                self.on_verdict(is_last);
                 Vec::new()
             }
             DeliveryEffect::Failed(reason) => {
                 self.gate.pause.attempt_failed();
                 self.has_verdict = true;
-                self.judged(is_last);
+                self.on_verdict(is_last);
                 let outstanding = &self.outstanding[index];
                 let attempts = outstanding.delivery.attempt_count();
                 vec![Effect::Fail(Box::new(Failure { message: outstanding.message.clone(), reason, attempts }))]
@@ -306,9 +306,9 @@ impl Pipeline {
     }
 
     /// The verdict on the newest injection opens the gate for the next.
-    fn judged(&mut self, is_last: bool) {
+    fn on_verdict(&mut self, is_last: bool) {
         if is_last {
-            self.gate.judged();
+            self.gate.on_verdict();
         }
     }
 

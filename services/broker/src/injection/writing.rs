@@ -60,7 +60,7 @@ impl Pipeline {
         let outstanding = &mut self.outstanding[index];
         if let Some(written_at) = outstanding.written_at.take() {
             outstanding.delivery.enter_written(written_at.max(at));
-            self.gate.entered(written_at.max(at));
+            self.gate.on_entered(written_at.max(at));
             self.writing = None;
         }
     }
@@ -127,7 +127,7 @@ impl Pipeline {
             return None;
         }
         self.writing = Some(CurrentInjection { is_recalled: true, ..writing });
-        Some(Effect::Recall(writing.key))
+        Some(Effect::Withdraw(writing.key))
     }
 
     /// Takes the refused injection whose pause is over.
@@ -147,7 +147,7 @@ impl Pipeline {
             outstanding.written_at = Some(at);
         } else {
             outstanding.delivery.enter_written(at);
-            self.gate.entered(at);
+            self.gate.on_entered(at);
             self.writing = None;
         }
         outstanding.is_written = true;

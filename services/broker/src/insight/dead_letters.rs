@@ -1,4 +1,4 @@
-//! [`DeadLetters`]: deliveries that failed for good, with their content, until they are typed again or forgotten.
+//! [`DeadLetters`]: deliveries that failed permanently, with their content, until they are typed again or forgotten.
 
 use std::{
     collections::VecDeque,

@@ -25,7 +25,7 @@ const EVIDENCE: u64 = 20;
 /// Final outcome of one delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// A signal of this method came after so many milliseconds.
+    /// Signal of this method, with its delay in milliseconds.
     Verified {
         method: &'static str,
         latency_ms: u64,
@@ -49,7 +49,7 @@ pub(crate) struct VerificationFigures {
 }
 
 impl VerificationFigures {
-    /// Takes the outcome of a delivery that was typed so many times.
+    /// Records the outcome of a delivery, with the number of its injections.
     pub(crate) fn on_outcome(&mut self, outcome: Outcome, attempts: u32) {
         self.attempts += u64::from(attempts);
         match outcome {

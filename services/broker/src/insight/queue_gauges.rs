@@ -10,7 +10,7 @@ use crate::{
     runner::Runners,
 };
 
-/// Lengths are shown so often.
+/// Interval of updates of the gauges.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Shows the lengths until the broker stops.

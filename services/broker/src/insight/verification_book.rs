@@ -22,10 +22,10 @@ use crate::{
 
 /// Version of the file.
 const VERSION: u32 = 1;
-/// The file is written at most so often.
+/// Minimum interval of writes of the file.
 const WRITE_EVERY: Duration = Duration::from_secs(5);
-/// Versions of programs that are remembered.
-const MOST_ENTRIES: usize = 200;
+/// Maximum number of versions of programs that are remembered.
+const MAX_ENTRIES: usize = 200;
 
 /// Agent program in one version.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -130,7 +130,7 @@ impl VerificationBook {
 
     fn change(&self, agent: &str, program: &ProgramVersion, change: impl Fn(&mut VerificationFigures)) {
         let mut content = self.lock();
-        if !content.programs.contains_key(program) && content.programs.len() >= MOST_ENTRIES {
+        if !content.programs.contains_key(program) && content.programs.len() >= MAX_ENTRIES {
             let unused = content.programs.iter().min_by_key(|(_, entry)| entry.used_ms);
             if let Some(unused) = unused.map(|(program, _)| program.clone()) {
                 content.programs.remove(&unused);
@@ -219,11 +219,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_that_was_not_used_for_longest_is_forgotten() {
+    fn the_least_recently_used_version_is_evicted() {
         let folder = tempfile::tempdir().expect("a folder");
         let book = VerificationBook::open(folder.path().join("verification.json")).expect("a book");
         let version = |number: usize| ProgramVersion { harness: "claude".to_owned(), version: format!("{number:03}") };
-        for number in 0..MOST_ENTRIES {
+        for number in 0..MAX_ENTRIES {
             book.on_outcome("ada", &version(number), Outcome::Unverified, 1);
         }
         // The first by name was used last.
@@ -234,8 +234,8 @@ mod tests {
         book.on_outcome("ada", &other, Outcome::Unverified, 1);
         let content = book.lock();
         assert!(content.programs.contains_key(&other) && content.programs.contains_key(&version(0)));
-        assert!(!content.programs.contains_key(&version(MOST_ENTRIES - 1)));
-        assert_eq!(content.programs.len(), MOST_ENTRIES);
+        assert!(!content.programs.contains_key(&version(MAX_ENTRIES - 1)));
+        assert_eq!(content.programs.len(), MAX_ENTRIES);
     }
 
     #[test]

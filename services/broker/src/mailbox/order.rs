@@ -11,11 +11,11 @@ use relay_wire::nodes::engine_frame::Deliver;
 
 use super::{FrameMeaning, Message, classify, classify::relayed_author, known_ids::KnownIds};
 
-/// Frames kept that came before their predecessors.
-const MOST_EARLY: usize = 64;
-/// Messages that wait for one agent, and their bytes.
-const MOST_QUEUED: usize = 1024;
-const MOST_QUEUED_BYTES: usize = 32 << 20;
+/// Maximum number of frames kept that came before their predecessors.
+const MAX_EARLY: usize = 64;
+/// Maximum number of messages that wait for one agent, and of their bytes.
+const MAX_QUEUED: usize = 1024;
+const MAX_QUEUED_BYTES: usize = 32 << 20;
 
 /// Order of one agent's messages.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(crate) struct Mailbox {
     taken: VecDeque<(u64, i64)>,
     queued_count: usize,
     queued_bytes: usize,
-    /// Newest frame of this connection, also if it was dropped for want of room.
+    /// Newest frame of this connection, also if it was dropped because the queue was full.
     newest: u64,
     /// The engine has frames that found no room.
     is_refused: bool,
@@ -55,7 +55,7 @@ pub(crate) enum Verdict {
     Taken { messages: Vec<Message>, acked: Option<u64> },
     /// Nothing new: the position is acknowledged again.
     Repeated { acked: u64 },
-    /// Lost for want of room: a frame outside of the order is not repeated.
+    /// Dropped because the queue was full: a frame outside of the order is not repeated.
     Dropped { acked: u64 },
     /// Nothing is acknowledged: a predecessor is missing.
     Early,
@@ -111,7 +111,7 @@ impl Mailbox {
                 return Verdict::Full;
             }
             self.newest = self.newest.max(frame.seq);
-            if self.early.len() < MOST_EARLY {
+            if self.early.len() < MAX_EARLY {
                 self.early.insert(frame.seq, frame);
             }
             return Verdict::Early;
@@ -187,7 +187,7 @@ impl Mailbox {
 
     fn has_room(&self, frame: &Deliver) -> bool {
         let text = frame.payload.data.get("text").and_then(|text| text.as_str()).map_or(0, str::len);
-        self.queued_count < MOST_QUEUED && self.queued_bytes + text <= MOST_QUEUED_BYTES
+        self.queued_count < MAX_QUEUED && self.queued_bytes + text <= MAX_QUEUED_BYTES
     }
 
     fn queue(&mut self, message: &Message) {
@@ -204,7 +204,7 @@ impl Mailbox {
     pub(crate) fn on_typed(&mut self, message: &Message) -> bool {
         self.queued_count = self.queued_count.saturating_sub(1);
         self.queued_bytes = self.queued_bytes.saturating_sub(message.len());
-        self.is_refused && self.queued_count <= MOST_QUEUED / 2 && self.queued_bytes <= MOST_QUEUED_BYTES / 2
+        self.is_refused && self.queued_count <= MAX_QUEUED / 2 && self.queued_bytes <= MAX_QUEUED_BYTES / 2
     }
 
     /// Settles a message. Returns the position to acknowledge, if it rises.
@@ -288,11 +288,11 @@ mod tests {
     #[test]
     fn frames_beyond_the_early_ones_are_missing_until_they_are_repeated() {
         let mut mailbox = Mailbox::new("7", "1", 0, []);
-        let last = MOST_EARLY as u64 + 3;
+        let last = MAX_EARLY as u64 + 3;
         for seq in 2..=last {
             assert_eq!(take(&mut mailbox, seq, &seq.to_string()), Verdict::Early);
         }
-        assert_eq!(bodies(&take(&mut mailbox, 1, "1")).len(), MOST_EARLY + 1);
+        assert_eq!(bodies(&take(&mut mailbox, 1, "1")).len(), MAX_EARLY + 1);
         assert!(mailbox.has_gap(), "two have been dropped");
         for seq in [last - 1, last] {
             assert_eq!(bodies(&take(&mut mailbox, seq, &seq.to_string())).len(), 1);
@@ -329,18 +329,18 @@ mod tests {
     fn a_full_queue_refuses_the_newest_until_there_is_room() {
         let mut mailbox = Mailbox::new("7", "1", 0, []);
         let mut taken = Vec::new();
-        for seq in 1..=MOST_QUEUED as u64 {
+        for seq in 1..=MAX_QUEUED as u64 {
             let Verdict::Taken { messages, .. } = take(&mut mailbox, seq, &seq.to_string()) else { panic!("{seq}") };
             taken.extend(messages);
         }
-        let next = MOST_QUEUED as u64 + 1;
+        let next = MAX_QUEUED as u64 + 1;
         assert_eq!(take(&mut mailbox, next, "next"), Verdict::Full);
         assert_eq!(take(&mut mailbox, next + 1, "behind it"), Verdict::Full);
         assert!(!mailbox.has_gap(), "no frame is missing");
         let outcome = mailbox.on_frame(frame(0, "evt-9", "action.completed"), 0);
         assert_eq!(outcome, Verdict::Dropped { acked: 0 });
         let room = taken.iter().position(|message| mailbox.on_typed(message));
-        assert_eq!(room, Some(MOST_QUEUED / 2 - 1));
+        assert_eq!(room, Some(MAX_QUEUED / 2 - 1));
         mailbox.on_reconnected();
         assert_eq!(bodies(&take(&mut mailbox, next, "next")), ["next"]);
     }
@@ -376,7 +376,7 @@ mod tests {
                     }
                     prop_assert!(mailbox.acked() >= acked, "the ack falls");
                     acked = mailbox.acked();
-                    prop_assert!(mailbox.early.len() <= MOST_EARLY);
+                    prop_assert!(mailbox.early.len() <= MAX_EARLY);
                 }
             }
             prop_assert_eq!(acked, 0, "the first message is unsettled");

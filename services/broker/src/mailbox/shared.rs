@@ -12,8 +12,9 @@ use tracing::{Span, field};
 use super::{Mailbox, MailboxLength, Message, Verdict};
 use crate::{clock, insight::count_dropped, metric_names};
 
-/// Read receipts that wait for the agent's task. Further ones push the oldest out: a receipt only confirms.
-const MOST_READ: usize = 64;
+/// Maximum number of read receipts that wait for the agent's task. Beyond it the oldest is evicted: a receipt only
+/// confirms.
+const MAX_READ: usize = 64;
 
 /// Mailbox of one agent. The lock is held for one step of the state machine and never over an await.
 #[derive(Debug)]
@@ -104,7 +105,7 @@ impl SharedMailbox {
     /// The engine says that the agent has read a message.
     pub(crate) fn on_read(&self, event_id: &str) {
         self.with_content(|content| {
-            if content.read.len() == MOST_READ {
+            if content.read.len() == MAX_READ {
                 content.read.pop_front();
                 count_dropped("reads");
             }

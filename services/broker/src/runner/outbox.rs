@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// Frames that wait; a runner that reads nothing gets no more.
-const MOST_FRAMES: usize = 512;
+const MAX_FRAMES: usize = 512;
 /// Bytes of these frames. A larger frame waits until it is alone.
-const MOST_BYTES: usize = 8 << 20;
+const MAX_BYTES: usize = 8 << 20;
 
 /// Sending side. Clones are the same outbox.
 #[derive(Debug, Clone)]
@@ -26,8 +26,8 @@ pub(super) struct OutgoingFrame {
 impl Outbox {
     /// An empty outbox, and the side from which its frames are taken.
     pub(super) fn new() -> (Self, mpsc::Receiver<OutgoingFrame>) {
-        let (frames, outgoing) = mpsc::channel(MOST_FRAMES);
-        (Self { frames, room: Arc::new(Semaphore::new(MOST_BYTES)) }, outgoing)
+        let (frames, outgoing) = mpsc::channel(MAX_FRAMES);
+        (Self { frames, room: Arc::new(Semaphore::new(MAX_BYTES)) }, outgoing)
     }
 
     /// Frames that wait.
@@ -53,7 +53,7 @@ impl Outbox {
 }
 
 fn units(text: &str) -> u32 {
-    u32::try_from(text.len().min(MOST_BYTES)).unwrap_or(u32::MAX)
+    u32::try_from(text.len().min(MAX_BYTES)).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -69,7 +69,7 @@ mod tests {
         assert!(!outbox.try_send("x".to_owned()));
         drop(outgoing.recv().await);
         assert!(outbox.try_send("x".to_owned()) && !outbox.try_send(megabyte()));
-        let large = outbox.send("x".repeat(MOST_BYTES + 1));
+        let large = outbox.send("x".repeat(MAX_BYTES + 1));
         let reading = async {
             let mut texts = Vec::new();
             while texts.len() < 9 {
@@ -78,13 +78,13 @@ mod tests {
             texts
         };
         let ((), texts) = tokio::join!(large, reading);
-        assert_eq!(texts.last(), Some(&(MOST_BYTES + 1)));
+        assert_eq!(texts.last(), Some(&(MAX_BYTES + 1)));
     }
 
     #[tokio::test]
     async fn frames_are_bounded_in_number_and_a_sender_does_not_wait_for_a_runner_that_has_left() {
         let (outbox, outgoing) = Outbox::new();
-        assert!((0..MOST_FRAMES).all(|_| outbox.try_send(String::new())) && !outbox.try_send(String::new()));
+        assert!((0..MAX_FRAMES).all(|_| outbox.try_send(String::new())) && !outbox.try_send(String::new()));
         let waiting = outbox.send("late".to_owned());
         let ((), ()) = tokio::join!(waiting, async { drop(outgoing) });
         assert!(!outbox.try_send(String::new()));

@@ -16,7 +16,7 @@ use super::{outbox::Outbox, supervisor::Supervisor};
 use crate::{api::types::runner_frame, insight::count_dropped};
 
 /// Calls in flight.
-const MOST_CALLS: usize = 256;
+const MAX_CALLS: usize = 256;
 
 /// End of a call: output or error.
 pub(crate) type CallOutcome = Result<Value, String>;
@@ -132,7 +132,7 @@ impl Runners {
         input: &Value,
     ) -> Option<oneshot::Receiver<CallOutcome>> {
         let mut state = self.lock();
-        let may_call = state.handlers.contains(name) && state.calls.len() < MOST_CALLS;
+        let may_call = state.handlers.contains(name) && state.calls.len() < MAX_CALLS;
         let connection = state.connection.as_ref().filter(|_| may_call)?;
         if !connection.outbox.try_send(runner_frame::invoke_handler(invocation_id, name, input)) {
             count_dropped("runner");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_runner_is_gone_only_if_none_was_there_meanwhile() {
+    async fn a_runner_is_absent_only_if_none_connected_meanwhile() {
         let minute = Duration::from_secs(60);
         let runners = Runners::default();
         assert!(runners.stays_absent(minute).await);

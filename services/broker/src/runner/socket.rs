@@ -28,13 +28,13 @@ use crate::{
     version,
 };
 
-/// Requests of one runner that are worked on at the same time. The socket is not read beyond it.
-const MOST_REQUESTS: usize = 64;
+/// Maximum number of concurrent requests of one runner. The socket is not read beyond it.
+const MAX_REQUESTS: usize = 64;
 /// Largest output of a handler.
 const MAX_OUTPUT: usize = 768 << 10;
 /// Close code towards a runner whose place was taken.
 const SUPERSEDED: u16 = 4001;
-/// A frame that a runner without calls in flight does not take for so long ends its connection, and so does a silence.
+/// Time without progress after which the connection of a runner without calls in flight is closed.
 const SILENCE: Duration = Duration::from_secs(60);
 /// The same of a runner with calls in flight: a handler that computes on the runner's only thread reads nothing and
 /// answers no ping, and its call must not be given back while it works. It is the time that a handler has.
@@ -42,7 +42,7 @@ const BUSY_SILENCE: Duration = Duration::from_secs(15 * 60);
 const PING_EVERY: Duration = Duration::from_secs(30);
 /// A runner that reads nothing gets no reason when its connection ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The capabilities of a runner that is gone are withdrawn after this time.
+/// Time after which the capabilities of a disconnected runner are withdrawn.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// `GET /api/fleet/ws`
@@ -71,7 +71,7 @@ async fn serve(mut socket: WebSocket, api: Api) {
         let sent = tokio::select! {
             // A runner is silent only if nothing of it waits: nothing is read during a send, so the ping comes last.
             // Reading does not starve the sends: answers that are not taken fill the outbox, their requests stay, and
-            // at `MOST_REQUESTS` nothing more is read.
+            // at `MAX_REQUESTS` nothing more is read.
             biased;
             () = superseded.cancelled() => {
                 close(&mut socket, SUPERSEDED, "superseded").await;
@@ -89,12 +89,12 @@ async fn serve(mut socket: WebSocket, api: Api) {
                 }
                 Ok(())
             }
-            // It connects again, and is told why as the answer to its registration.
+            // It connects again, and gets the reason as the answer to its registration.
             Ok(()) = refusals.changed() => {
                 close(&mut socket, close_code::POLICY, "the engine has refused the manifest").await;
                 break;
             }
-            message = socket.recv(), if requests.len() < MOST_REQUESTS => {
+            message = socket.recv(), if requests.len() < MAX_REQUESTS => {
                 last_inbound = Instant::now();
                 match Inbound::from(message) {
                     Inbound::Frame(Message::Text(text)) => match runner_frame::decode(text.as_str()) {
@@ -122,12 +122,12 @@ async fn serve(mut socket: WebSocket, api: Api) {
                 None => break,
             },
             _ = pings.tick() => {
-                if requests.len() == MOST_REQUESTS {
+                if requests.len() == MAX_REQUESTS {
                     // The socket is not read now, so nothing can be heard of it.
                     last_inbound = Instant::now();
                 }
-                if last_inbound.elapsed() >= patience(broker) {
-                    tracing::warn!("a runner gives no sign of life, its connection is ended");
+                if last_inbound.elapsed() >= silence_timeout(broker) {
+                    tracing::warn!("runner ping timed out, closing the connection");
                     break;
                 }
                 send(&mut socket, broker, &superseded, Message::Ping(Vec::new().into())).await
@@ -155,12 +155,12 @@ async fn withdraw(api: Api) {
     }
 }
 
-/// Longest wait for a runner that sends nothing, or takes nothing.
-fn patience(broker: &Broker) -> Duration {
+/// Time without progress after which the connection is closed.
+fn silence_timeout(broker: &Broker) -> Duration {
     if broker.runners.is_busy() { BUSY_SILENCE } else { SILENCE }
 }
 
-/// The runner has closed the socket, or takes nothing.
+/// The runner has closed the socket, or a write to it timed out.
 struct SendFailed;
 
 /// Sends to a runner that takes each frame in time. One that is superseded meanwhile is not waited for.
@@ -170,11 +170,11 @@ async fn send(
     superseded: &CancellationToken,
     message: Message,
 ) -> Result<(), SendFailed> {
-    match superseded.run_until_cancelled(timeout(patience(broker), socket.send(message))).await {
+    match superseded.run_until_cancelled(timeout(silence_timeout(broker), socket.send(message))).await {
         None | Some(Ok(Ok(()))) => Ok(()),
         Some(Ok(Err(_))) => Err(SendFailed),
         Some(Err(_)) => {
-            tracing::warn!("a runner takes nothing, its connection is ended");
+            tracing::warn!("runner write timed out, closing the connection");
             Err(SendFailed)
         }
     }

@@ -26,7 +26,7 @@ use crate::{
     state::{ConnectionFile, StateDirectory},
 };
 
-/// Answers that are under way when the broker stops have so long.
+/// Maximum time for answers that are in flight when the broker stops.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// The servers and the connection file.
@@ -133,7 +133,7 @@ async fn log_failure(server: impl Future<Output = std::io::Result<()>>) {
 /// Prints the line that drivers wait for.
 async fn announce(url: &str) {
     let line = format!("[agent-relay] API listening on {url}");
-    // It waits for a stdout that takes nothing, for a limited time.
+    // It waits for a stdout that is not read, for a limited time.
     let _ = spawn_blocking(move || print_line(stdout(), line)).await;
 }
 

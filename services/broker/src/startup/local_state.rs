@@ -13,7 +13,7 @@ use crate::{
     cli::Init,
     harness::HarnessTable,
     insight::{CrashLog, VerificationBook},
-    restore::{self, Survivor},
+    restore::{self, RestorableAgent},
     state::{Ledger, LedgerTask, Persistence, ProjectFiles, Roster, StateDirectory},
 };
 
@@ -31,7 +31,7 @@ pub(super) struct LocalState {
     pub(super) verification: Arc<VerificationBook>,
     pub(super) crashes: Arc<CrashLog>,
     /// Agents of the previous broker that are started again.
-    pub(super) survivors: Vec<Survivor>,
+    pub(super) survivors: Vec<RestorableAgent>,
 }
 
 impl LocalState {

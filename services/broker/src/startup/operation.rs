@@ -27,7 +27,7 @@ use crate::{
     state::{AgentRecord, Roster},
 };
 
-/// Agents have so long to end politely when the broker stops; the whole stop takes less than 4 s.
+/// Maximum time for agents to end politely when the broker stops; the whole stop takes less than 4 s.
 const STOP_GRACE: Duration = Duration::from_millis(1500);
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(2500);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -115,7 +115,7 @@ impl Operation {
         }
         keep_roster(services.roster.clone(), running).await;
         if timeout(LEAVE_TIMEOUT, members.leave()).await.is_err() {
-            tracing::warn!("the engine was not told in time, it will notice");
+            tracing::warn!("deregistration timed out, the engine will expire the node");
         }
         reporters.iter().for_each(JoinHandle::abort);
         keep_learned(services.verification.clone()).await;
@@ -168,19 +168,22 @@ async fn stop_agents(host: &PtyHost, services: &Services) {
     }
 }
 
-/// Writes down who ran, for `--resume`.
+/// Stores the agents that ran, for `--resume`.
 async fn keep_roster(roster: Arc<Roster>, running: BTreeMap<String, AgentRecord>) {
     let written = tokio::task::spawn_blocking(move || roster.stop(running)).await;
     if let Ok(Err(error)) = written {
-        tracing::error!(error = format!("{error:#}"), "the stop is not written down");
+        tracing::error!(
+            error = format!("{error:#}"),
+            "failed to store the shutdown, the next start takes it for a crash"
+        );
     }
 }
 
-/// Writes down what was learned of agent programs.
+/// Stores the verification statistics of agent programs.
 async fn keep_learned(verification: Arc<VerificationBook>) {
     let written: Result<Result<()>, _> = tokio::task::spawn_blocking(move || verification.write()).await;
     if let Ok(Err(error)) = written {
-        tracing::warn!(error = format!("{error:#}"), "what was learned is not written down");
+        tracing::warn!(error = format!("{error:#}"), "failed to store verification statistics, the latest are lost");
     }
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::Deserialize;
 
 /// Most workspaces of one broker. Each has a node socket of its own.
-const MOST_WORKSPACES: usize = 16;
+const MAX_WORKSPACES: usize = 16;
 
 /// A workspace to join.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -49,7 +49,7 @@ fn read_list(text: &str) -> Result<Vec<GivenWorkspace>> {
             "RELAY_WORKSPACES_JSON is no array of workspace_id, workspace_alias, api_key: line {line}, column {column}"
         )
     })?;
-    ensure!(listed.len() <= MOST_WORKSPACES, "RELAY_WORKSPACES_JSON has more than {MOST_WORKSPACES} workspaces");
+    ensure!(listed.len() <= MAX_WORKSPACES, "RELAY_WORKSPACES_JSON has more than {MAX_WORKSPACES} workspaces");
     for (index, workspace) in listed.iter().enumerate() {
         let id = workspace.id.as_deref().filter(|id| !id.is_empty());
         let id = id.context("RELAY_WORKSPACES_JSON: a workspace has no workspace_id")?;

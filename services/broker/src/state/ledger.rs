@@ -1,6 +1,6 @@
 //! `ledger-<name>`: the messages that are known to have reached an agent's session, one JSON object a line, written
 //! before the ack that rests on them is sent. After a crash, messages that the session has already are acknowledged
-//! without being typed again. The first line is the version of the format; a file without it is of the time before.
+//! without being typed again. The first line is the version of the format; a file without it predates versioning.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,14 +24,14 @@ use super::{refuse_newer, write_private_file};
 const VERSION: u32 = 1;
 /// Messages remembered for one agent.
 const REMEMBERED: usize = 512;
-/// Messages remembered for all agents, about 10 MB of them. Beyond it the agents are forgotten that got nothing for
-/// longest: their mailboxes have moved on.
-const MOST_REMEMBERED: usize = 65_536;
+/// Maximum number of messages remembered for all agents, about 10 MB. Beyond it the least recently used agents are
+/// evicted: their mailboxes have moved on.
+const MAX_REMEMBERED: usize = 65_536;
 /// Entries that wait to be written. Agents wait for room beyond it.
 const QUEUE: usize = 1024;
 /// Entries written with one synchronisation of the disk.
 const BATCH: usize = 256;
-/// The file is rewritten when it has so many lines more than are remembered.
+/// Number of lines beyond the remembered ones after which the file is rewritten.
 const SURPLUS_LINES: usize = 8192;
 
 /// A message that reached an agent's session.
@@ -228,14 +228,14 @@ impl NewestEntries {
             agent.entries.pop_front();
             self.count -= 1;
         }
-        while self.count > MOST_REMEMBERED
+        while self.count > MAX_REMEMBERED
             && let Some(oldest) = self.agents.iter().min_by_key(|(_, agent)| agent.last).map(|(id, _)| id.clone())
         {
             self.count -= self.agents.remove(&oldest).map_or(0, |agent| agent.entries.len());
         }
     }
 
-    /// All entries, those of the agent that got nothing for longest first.
+    /// All entries, those of the least recently used agent first.
     fn by_age(&self) -> impl Iterator<Item = &LedgerEntry> {
         let mut agents: Vec<&AgentEntries> = self.agents.values().collect();
         agents.sort_unstable_by_key(|agent| agent.last);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_that_got_nothing_for_longest_are_forgotten_also_over_a_restart() {
+    fn the_least_recently_used_agents_are_evicted_also_over_a_restart() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("ledger");
         let (_, mut task) = LedgerTask::open(path.clone()).expect("a ledger");
@@ -306,23 +306,23 @@ mod tests {
             level: Level::Echoed,
             session_ref: Some("s".into()),
         };
-        let agents = MOST_REMEMBERED / REMEMBERED;
+        let agents = MAX_REMEMBERED / REMEMBERED;
         for agent in 0..agents {
             (0..REMEMBERED).for_each(|message| task.remembered.add(entry(agent, message)));
         }
         // The first agent is the one that got a message last.
         task.remembered.add(entry(0, REMEMBERED));
-        assert_eq!(task.remembered.count, MOST_REMEMBERED);
+        assert_eq!(task.remembered.count, MAX_REMEMBERED);
         task.rewrite().expect("a file");
         let (_, mut task) = LedgerTask::open(path).expect("a ledger");
-        assert_eq!(task.remembered.count, MOST_REMEMBERED);
+        assert_eq!(task.remembered.count, MAX_REMEMBERED);
         task.remembered.add(entry(agents, 0));
         assert!(task.known_messages("1", "s").is_empty());
         assert_eq!(
             (task.known_messages("0", "s").len(), task.known_messages("2", "s").len()),
             (REMEMBERED, REMEMBERED)
         );
-        assert_eq!(task.remembered.count, MOST_REMEMBERED - REMEMBERED + 1);
+        assert_eq!(task.remembered.count, MAX_REMEMBERED - REMEMBERED + 1);
     }
 
     #[tokio::test]

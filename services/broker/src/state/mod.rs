@@ -13,6 +13,6 @@ pub(crate) use connection_file::ConnectionFile;
 pub(crate) use directory::{Persistence, StateDirectory};
 pub(crate) use file::{create_private_directory, write_private_file};
 pub(crate) use ledger::{Ledger, LedgerEntry, LedgerTask};
-pub(crate) use project_files::{ProjectFiles, ProjectPlace};
+pub(crate) use project_files::{ProjectFiles, ProjectPath};
 pub(crate) use roster::{AgentRecord, Roster, RosterFile};
 pub(crate) use versioned::{read_versioned, refuse_newer, write_versioned};

@@ -59,13 +59,13 @@ struct Record {
 
 /// Place of a file in a project, which may have links.
 #[derive(Debug, Clone)]
-pub(crate) struct ProjectPlace {
+pub(crate) struct ProjectPath {
     pub(crate) project: PathBuf,
     /// Path below the project.
     pub(crate) file: String,
 }
 
-impl ProjectPlace {
+impl ProjectPath {
     /// Path of the file without links. One that is led out of the project is refused: it is no file of the project.
     fn find(&self) -> Result<PathBuf> {
         let project = self.project.canonicalize().context("open the project")?;
@@ -106,7 +106,7 @@ impl ProjectFiles {
     /// # Errors
     /// If the file is outside of the project, no JSON object that can be merged, or cannot be written; it is unchanged
     /// then.
-    pub(crate) fn add(&self, agent: &str, place: &ProjectPlace, key: &str, entries: &Map<String, Value>) -> Result<()> {
+    pub(crate) fn add(&self, agent: &str, place: &ProjectPath, key: &str, entries: &Map<String, Value>) -> Result<()> {
         let path = with_rights(self.account.as_deref(), || place.find())?;
         let path = path.as_path();
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
@@ -294,7 +294,7 @@ mod tests {
 
         fn add_at(&self, agent: &str, file: &str) -> Result<()> {
             let entries = json!({ "relay-node": { "command": "x" } });
-            let place = ProjectPlace { project: self.folder.path().to_owned(), file: file.to_owned() };
+            let place = ProjectPath { project: self.folder.path().to_owned(), file: file.to_owned() };
             self.files.add(agent, &place, "mcpServers", entries.as_object().expect("an object"))
         }
     }

@@ -94,7 +94,7 @@ impl Roster {
             sleep(RETRY_PAUSE).await;
             let roster = self.clone();
             if let Ok(Ok(())) = spawn_blocking(move || roster.change(|_| {})).await {
-                tracing::info!("the list of running agents is written down again");
+                tracing::info!("the list of running agents is stored again");
             }
         }
     }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_could_not_be_written_down_does_not_come_with_the_next_one() {
+    fn an_agent_that_could_not_be_stored_is_not_stored_with_the_next_one() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("state/state.json");
         let (roster, _) = Roster::open(path.clone()).expect("a roster");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_that_could_not_be_written_down_is_written_later() {
+    async fn an_end_that_could_not_be_stored_is_stored_later() {
         let folder = tempfile::tempdir().expect("a folder");
         let state = folder.path().join("state");
         std::fs::create_dir(&state).expect("a folder");
@@ -244,7 +244,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), written).await.expect("the end is written down");
+        tokio::time::timeout(Duration::from_secs(10), written).await.expect("the end is stored");
         writer.abort();
     }
 

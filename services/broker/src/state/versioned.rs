@@ -37,7 +37,7 @@ impl VersionOnly {
     }
 }
 
-/// Refuses content of a newer broker. Content without a version is of the time before.
+/// Refuses content of a newer broker. Content without a version predates versioning.
 ///
 /// # Errors
 /// If the content has a version above `version`.

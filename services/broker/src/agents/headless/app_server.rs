@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use url::{Host, Url};
 
-use super::NotTaken;
+use super::HandoverError;
 use crate::{
     agents::AgentError,
     api::types::{AppServerAuth, AppServerConfig, AppServerRelease},
 };
 
 const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
-/// The server is told of the end within this time, or not at all.
+/// Maximum time for the request that ends the session.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Session of an app server.
@@ -61,13 +61,13 @@ fn is_loopback(url: &Url) -> bool {
 
 impl AppServer {
     /// Hands a text to the session.
-    pub(super) async fn prompt(&self, http: &Client, text: &str) -> Result<(), NotTaken> {
+    pub(super) async fn prompt(&self, http: &Client, text: &str) -> Result<(), HandoverError> {
         let body = json!({ "parts": [{ "type": "text", "text": text }] });
         self.call(http, Method::POST, Some("prompt_async"), Some(&body), PROMPT_TIMEOUT).await
     }
 
     /// Leaves the session as the driver has asked for.
-    pub(super) async fn release(&self, http: &Client) -> Result<(), NotTaken> {
+    pub(super) async fn release(&self, http: &Client) -> Result<(), HandoverError> {
         match self.release {
             AppServerRelease::Detach => Ok(()),
             AppServerRelease::Abort => self.call(http, Method::POST, Some("abort"), None, RELEASE_TIMEOUT).await,
@@ -82,21 +82,21 @@ impl AppServer {
         verb: Option<&str>,
         body: Option<&Value>,
         limit: Duration,
-    ) -> Result<(), NotTaken> {
+    ) -> Result<(), HandoverError> {
         let mut request = self.authenticate(http.request(method, self.session_url(verb)?)).timeout(limit);
         if let Some(body) = body {
             request = request.json(body);
         }
-        let answer = request.send().await.map_err(|error| NotTaken::new(error.without_url().to_string()))?;
+        let answer = request.send().await.map_err(|error| HandoverError::new(error.without_url().to_string()))?;
         if answer.status().is_success() {
             Ok(())
         } else {
-            Err(NotTaken::new(format!("the server answers {}", answer.status())))
+            Err(HandoverError::new(format!("the server answers {}", answer.status())))
         }
     }
 
-    fn session_url(&self, verb: Option<&str>) -> Result<Url, NotTaken> {
-        let unusable = || NotTaken::new("the endpoint is not a URL with a path".to_owned());
+    fn session_url(&self, verb: Option<&str>) -> Result<Url, HandoverError> {
+        let unusable = || HandoverError::new("the endpoint is not a URL with a path".to_owned());
         let mut url = Url::parse(&self.endpoint).map_err(|_| unusable())?;
         let mut segments = url.path_segments_mut().map_err(|()| unusable())?;
         segments.pop_if_empty().extend(["session", self.session_id.as_str()]).extend(verb);

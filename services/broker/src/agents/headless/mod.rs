@@ -19,15 +19,15 @@ pub(crate) enum Headless {
     AppServer(AppServer),
 }
 
-/// Reason why a message was not taken.
+/// Failed handover of a message to the program or the server.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}")]
-struct NotTaken {
+struct HandoverError {
     reason: FailureReason,
     problem: String,
 }
 
-impl NotTaken {
+impl HandoverError {
     /// The program or the server has not said that it has the message.
     fn new(problem: String) -> Self {
         Self { reason: FailureReason::VerificationFailed, problem }

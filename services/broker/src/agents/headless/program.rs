@@ -10,13 +10,13 @@ use tokio::{
     time::{Duration, Instant, sleep_until, timeout},
 };
 
-use super::NotTaken;
+use super::HandoverError;
 use crate::{api::types::Event, events::Hub, process_group::ProcessGroup};
 
 /// Bytes of output in one event.
 const CHUNK: usize = 32 << 10;
 
-/// Output behind the end of the program is waited for so long.
+/// Maximum wait for output behind the end of the program.
 const OUTPUT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Program to run once.
@@ -30,7 +30,7 @@ pub(super) struct Run {
     pub(super) account: Option<Arc<Account>>,
     /// Marks the processes of the run, which end with it.
     pub(super) marker: String,
-    /// A program that runs longer is ended: it would keep its agent busy for good.
+    /// A program that runs longer is ended: it would keep its agent busy forever.
     pub(super) limit: Duration,
     pub(super) host: PtyHost,
     pub(super) hub: Arc<Hub>,
@@ -39,7 +39,7 @@ pub(super) struct Run {
 impl Run {
     /// Runs the program to its end. Giving up kills its process group; the caller ends processes that have left the
     /// group.
-    pub(super) async fn finish(self) -> Result<(), NotTaken> {
+    pub(super) async fn finish(self) -> Result<(), HandoverError> {
         let mut command = Command::new(&self.program);
         command.args(&self.args).env_clear().envs(&self.environment).current_dir(&self.working_directory);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -67,20 +67,24 @@ impl Run {
         }
         match status {
             Some(Ok(status)) if status.success() => Ok(()),
-            Some(Ok(status)) => Err(NotTaken::new(format!("{} has ended with {status}", self.program))),
-            Some(Err(error)) => Err(NotTaken::new(format!("the end of {} cannot be seen: {error}", self.program))),
-            None => Err(NotTaken {
+            Some(Ok(status)) => Err(HandoverError::new(format!("{} has ended with {status}", self.program))),
+            Some(Err(error)) => Err(HandoverError::new(format!("the end of {} cannot be seen: {error}", self.program))),
+            None => Err(HandoverError {
                 reason: FailureReason::RunTimeout,
                 problem: format!("{} was ended after {} s", self.program, self.limit.as_secs()),
             }),
         }
     }
 
-    fn not_started(&self, error: &io::Error) -> NotTaken {
+    fn not_started(&self, error: &io::Error) -> HandoverError {
         let problem = format!("{} cannot be started: {error}", self.program);
         // Linux takes at most 128 KiB in one argument.
         let is_too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
-        if is_too_long { NotTaken { reason: FailureReason::MessageTooLong, problem } } else { NotTaken::new(problem) }
+        if is_too_long {
+            HandoverError { reason: FailureReason::MessageTooLong, problem }
+        } else {
+            HandoverError::new(problem)
+        }
     }
 
     async fn pass_on(&self, stream: &'static str, output: Option<impl AsyncRead + Unpin>) {

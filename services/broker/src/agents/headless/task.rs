@@ -8,14 +8,14 @@ use relay_verification::{Channel, Level};
 use serde_json::json;
 use tokio::time::{Duration, Instant, timeout};
 
-use super::{Headless, NotTaken, program::Run};
+use super::{HandoverError, Headless, program::Run};
 use crate::{
     agents::{
         AgentCommand, AgentError, AgentState, ModeChange,
         command::UndeliveredMessage,
         environment::environment,
         spawner::process_facts,
-        task::{AgentTask, Done, Works, reference},
+        task::{AgentTask, JobResult, Works, reference},
     },
     api::types::{DeliveryProof, Event},
     clock,
@@ -25,7 +25,7 @@ use crate::{
     process_group::end_marked,
 };
 
-/// Outcomes that are being written when the agent is released are waited for so long.
+/// Maximum wait for outcomes that are being stored when the agent is released.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Task of one agent without a terminal.
@@ -39,7 +39,7 @@ pub(in crate::agents) struct HeadlessTask {
     /// Messages of the broker itself, which do not wait for a driver.
     own: VecDeque<Message>,
     waiting: VecDeque<Message>,
-    /// So many of `waiting` may be handed over in manual mode.
+    /// Number of `waiting` messages that may be handed over in manual mode.
     released: usize,
     works: Works,
 }
@@ -48,7 +48,7 @@ pub(in crate::agents) struct HeadlessTask {
 struct Handover {
     message: Message,
     began: Instant,
-    outcome: Pin<Box<dyn Future<Output = Result<(), NotTaken>> + Send>>,
+    outcome: Pin<Box<dyn Future<Output = Result<(), HandoverError>> + Send>>,
 }
 
 impl HeadlessTask {
@@ -159,7 +159,7 @@ impl HeadlessTask {
         }
     }
 
-    fn conclude(&mut self, handover: Handover, outcome: Result<(), NotTaken>) {
+    fn conclude(&mut self, handover: Handover, outcome: Result<(), HandoverError>) {
         let Handover { message, began, .. } = handover;
         self.base.note_activity();
         self.base.info.send_modify(|info| info.state = AgentState::Idle);
@@ -197,12 +197,18 @@ impl HeadlessTask {
         self.base.on_settlement(&self.works, Box::new(settlement));
     }
 
-    fn on_done(&mut self, done: Done) {
+    fn on_done(&mut self, done: JobResult) {
         match done {
-            Done::Recorded { settlement, is_written } => self.base.on_recorded(&self.works, settlement, is_written),
-            Done::FailureReported(failure) => self.base.acknowledge(failure.message.seq),
+            JobResult::Recorded { settlement, is_written } => {
+                self.base.on_recorded(&self.works, settlement, is_written)
+            }
+            JobResult::FailureReported(failure) => self.base.acknowledge(failure.message.seq),
             // Works of terminals.
-            Done::Written { .. } | Done::KeysTyped | Done::AckFiles(_) | Done::AckFileRemoved | Done::Notes(_) => {}
+            JobResult::Written { .. }
+            | JobResult::KeysTyped
+            | JobResult::AckFiles(_)
+            | JobResult::AckFileRemoved
+            | JobResult::Notes(_) => {}
         }
     }
 
@@ -261,7 +267,7 @@ impl HeadlessTask {
             }
         };
         if timeout(SETTLE_TIMEOUT, finish).await.is_err() {
-            tracing::warn!("outcomes of messages could not be written down in time, they will be repeated");
+            tracing::warn!("storing outcomes timed out, their messages are repeated");
         }
         if let Headless::AppServer(server) = &self.headless
             && let Err(error) = server.release(&self.http).await

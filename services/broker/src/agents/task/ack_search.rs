@@ -4,18 +4,18 @@ use relay_verification::Timestamp;
 use tokio::time::Duration;
 
 use super::{
-    AgentTask, Run,
-    run::{AckFileContent, Done},
+    AgentTask, ProgramRun,
+    run::{AckFileContent, JobResult},
 };
 use crate::agents::ack_files::AckFolder;
 
-/// Ack files are looked for so often while any can come.
+/// Interval of ack-file scans while an ack is expected.
 const ACK_FILES_EVERY: Duration = Duration::from_millis(200);
-/// Ack files that nobody waits for are looked for so often while the agent has anything to do.
+/// Interval of the sweep of stale ack files.
 const ACK_SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
 
 impl AgentTask {
-    pub(super) fn look_for_ack_files(&self, running: &mut Run, now: Timestamp) {
+    pub(super) fn look_for_ack_files(&self, running: &mut ProgramRun, now: Timestamp) {
         let Some(folder) = &self.launch.ack_folder else { return };
         if now >= running.ack_sweep_due {
             running.ack_sweep_due = now + ACK_SWEEP_EVERY;
@@ -35,7 +35,7 @@ impl AgentTask {
     }
 
     /// Takes the acks that the program has written right before its end. None of its processes is left to write more.
-    pub(super) async fn read_last_acks(&self, running: &mut Run) {
+    pub(super) async fn read_last_acks(&self, running: &mut ProgramRun) {
         let Some(folder) = &self.launch.ack_folder else { return };
         let awaited = awaited_files(running);
         if !awaited.is_empty() {
@@ -45,18 +45,18 @@ impl AgentTask {
     }
 
     /// Removes a file that was accepted. The end of the program waits for it, since it removes the empty folder.
-    fn remove_ack_file(&self, running: &Run, path: String) {
+    fn remove_ack_file(&self, running: &ProgramRun, path: String) {
         if let Some(folder) = self.launch.ack_folder.clone() {
             running.works.push(Box::pin(async move {
                 // A file that stays is swept later.
                 let _ = tokio::task::spawn_blocking(move || folder.remove(&path)).await;
-                Done::AckFileRemoved
+                JobResult::AckFileRemoved
             }));
         }
     }
 
     /// Takes ack files that were found.
-    pub(super) fn on_ack_files(&self, running: &mut Run, files: Vec<AckFileContent>) {
+    pub(super) fn on_ack_files(&self, running: &mut ProgramRun, files: Vec<AckFileContent>) {
         running.is_reading_ack_files = false;
         let now = running.tick();
         for AckFileContent { key, path, content } in files {
@@ -74,11 +74,11 @@ impl AgentTask {
 }
 
 /// Messages that wait for an ack file, with its path.
-fn awaited_files(running: &Run) -> Vec<(u64, String)> {
+fn awaited_files(running: &ProgramRun) -> Vec<(u64, String)> {
     running.pipeline.awaited_files().filter_map(|(key, file)| Some((key, file.path()?.to_owned()))).collect()
 }
 
-async fn read_files(folder: AckFolder, awaited: Vec<(u64, String)>) -> Done {
+async fn read_files(folder: AckFolder, awaited: Vec<(u64, String)>) -> JobResult {
     let read = move || {
         let found = awaited.into_iter().filter_map(|(key, path)| {
             let content = folder.read(&path)?;
@@ -86,5 +86,5 @@ async fn read_files(folder: AckFolder, awaited: Vec<(u64, String)>) -> Done {
         });
         found.collect()
     };
-    Done::AckFiles(tokio::task::spawn_blocking(read).await.unwrap_or_default())
+    JobResult::AckFiles(tokio::task::spawn_blocking(read).await.unwrap_or_default())
 }

@@ -1,6 +1,6 @@
-//! Messages that come, and what drivers are told of those that wait.
+//! Arriving messages, and the events about them for drivers.
 
-use super::{AgentTask, Run};
+use super::{AgentTask, ProgramRun};
 use crate::{
     api::types::{DeliveryRef, Event, PendingMessage},
     injection::DeliveryMode,
@@ -15,7 +15,7 @@ fn mode_hold(mode: DeliveryMode) -> Option<&'static str> {
 }
 
 impl AgentTask {
-    pub(in crate::agents) fn on_arrived(&self, running: &mut Run) {
+    pub(in crate::agents) fn on_arrived(&self, running: &mut ProgramRun) {
         for message in self.mailbox.fetch() {
             let is_ending = running.wants_end_since.is_some();
             let hold = if is_ending { Some(EXITING) } else { mode_hold(running.pipeline.mode()) };
@@ -29,12 +29,12 @@ impl AgentTask {
         }
     }
 
-    /// Tells of a message that has come.
+    /// Publishes the arrival of a message.
     pub(in crate::agents) fn publish_arrival(&self, message: &Message, mode: DeliveryMode) {
         self.publish_held_arrival(message, mode, mode_hold(mode));
     }
 
-    /// Tells of a message that has come, and why it waits if it does.
+    /// Publishes the arrival of a message, and the reason for which it waits.
     fn publish_held_arrival(&self, message: &Message, mode: DeliveryMode, hold: Option<&'static str>) {
         let identity = &self.launch.services.identity;
         self.publish(&Event::RelayInbound {
@@ -56,13 +56,13 @@ impl AgentTask {
         });
     }
 
-    /// Tells of a failed message that is handed over once more.
+    /// Publishes that a failed message is handed over again.
     pub(in crate::agents) fn publish_redelivery(&self, message: &Message) {
         let delivery = reference(message);
         self.publish(&Event::DeliveryQueued { delivery, from: None, target: None, reason: Some("redelivered") });
     }
 
-    /// Tells of a change of mode that lets so many messages through.
+    /// Publishes a change of mode, with the number of messages that it releases.
     pub(in crate::agents) fn publish_mode(&self, before: DeliveryMode, mode: DeliveryMode, count: usize) {
         if before == mode {
             return;

@@ -1,11 +1,11 @@
-//! What happens to a running agent, and what its task does about it.
+//! Handlers of terminal events, commands and results of one running agent.
 
 use bytes::Bytes;
 use relay_pty::{Injection, LeadKeys, OutputChunk, PasteStyle, PtyError, SnapshotFormat, TerminalEvent};
 use relay_verification::{Timestamp, echo::squash};
 use tokio::time::Duration;
 
-use super::{AgentTask, Done, ProcessEnd, Run};
+use super::{AgentTask, JobResult, ProcessEnd, ProgramRun};
 use crate::{
     agents::{AgentCommand, AgentState, ModeChange, command::UndeliveredMessage, session_status::Activity},
     api::types::Event,
@@ -24,29 +24,29 @@ const CONTINUATION: &str = "> ";
 /// Key that takes a suggestion out of the input line, and the pause behind it.
 const DISMISS: &[u8] = b"\x1b";
 const DISMISS_PAUSE: Duration = Duration::from_millis(100);
-/// The screen is looked at so often while a delivery depends on it.
+/// Interval of screen reads.
 const SCREEN_EVERY: Duration = Duration::from_millis(500);
-/// The end that an agent has asked for waits so long for verdicts.
+/// Maximum time for which an end that the agent has asked for waits for verdicts.
 const END_PATIENCE: Duration = Duration::from_secs(30);
-/// A prompt counts as rest after so long without output.
+/// Output silence after which a prompt counts as idle.
 const REST: Duration = Duration::from_secs(2);
 
 impl AgentTask {
     /// Does everything that is due now.
-    pub(super) fn advance(&self, running: &mut Run, now: Timestamp) {
-        self.judge_readiness(running, now);
+    pub(super) fn advance(&self, running: &mut ProgramRun, now: Timestamp) {
+        self.check_ready(running, now);
         self.repeat_enter(running, now);
-        let screen = self.look(running, now);
+        let screen = self.read_screen(running, now);
         let effects = running.pipeline.poll(now, &screen);
         self.perform(running, effects);
         self.look_for_ack_files(running, now);
-        self.judge_idleness(running, now);
-        self.judge_rest(running, now);
+        self.check_idle(running, now);
+        self.check_rest(running, now);
     }
 
     /// Instant at which [`Self::advance`] has work again.
-    pub(super) fn next_deadline(&self, running: &Run, now: Timestamp) -> Timestamp {
-        let readiness = running.readiness.as_ref().map(|readiness| readiness.next_judgement());
+    pub(super) fn next_deadline(&self, running: &ProgramRun, now: Timestamp) -> Timestamp {
+        let readiness = running.readiness.as_ref().map(|readiness| readiness.next_evaluation());
         let readiness = if running.gate.is_open() { Some(now + SCREEN_EVERY) } else { readiness };
         let repeats = running.repeat_enter_at;
         let screen = running.pipeline.watches_screen().then(|| now + SCREEN_EVERY);
@@ -59,7 +59,11 @@ impl AgentTask {
         deadlines.into_iter().flatten().min().unwrap_or(now + Duration::from_secs(60))
     }
 
-    pub(super) fn on_terminal_event(&self, running: &mut Run, event: Option<TerminalEvent>) -> Option<ProcessEnd> {
+    pub(super) fn on_terminal_event(
+        &self,
+        running: &mut ProgramRun,
+        event: Option<TerminalEvent>,
+    ) -> Option<ProcessEnd> {
         match event {
             Some(TerminalEvent::Output(chunk)) => {
                 self.on_output(running, &chunk);
@@ -83,7 +87,7 @@ impl AgentTask {
         }
     }
 
-    fn on_output(&self, running: &mut Run, chunk: &OutputChunk) {
+    fn on_output(&self, running: &mut ProgramRun, chunk: &OutputChunk) {
         running.latest = clock::timestamp(chunk.read_at()).max(running.latest);
         let at = running.latest;
         running.last_output_at = at;
@@ -106,7 +110,7 @@ impl AgentTask {
     }
 
     /// Ends an agent that has asked for it, once no message waits for its verdict.
-    pub(super) fn judge_end(&self, running: &Run, now: Timestamp) -> Option<ProcessEnd> {
+    pub(super) fn check_end(&self, running: &ProgramRun, now: Timestamp) -> Option<ProcessEnd> {
         let since = running.wants_end_since?;
         if running.pipeline.awaits_verdict() && now < since + END_PATIENCE {
             return None;
@@ -115,7 +119,7 @@ impl AgentTask {
         Some(ProcessEnd::Exited { exit: relay_pty::Exit::Code(0), was_requested: true })
     }
 
-    pub(super) fn on_command(&self, running: &mut Run, command: AgentCommand) -> Option<ProcessEnd> {
+    pub(super) fn on_command(&self, running: &mut ProgramRun, command: AgentCommand) -> Option<ProcessEnd> {
         // A caller that has given up does not read its answer.
         match command {
             AgentCommand::Release { reason, reply } => {
@@ -164,9 +168,9 @@ impl AgentTask {
         None
     }
 
-    pub(super) fn on_done(&self, running: &mut Run, done: Done) {
+    pub(super) fn on_done(&self, running: &mut ProgramRun, done: JobResult) {
         match done {
-            Done::Written { request, result: Ok(receipt) } => {
+            JobResult::Written { request, result: Ok(receipt) } => {
                 self.expect_effect_of_enter(running);
                 let at = clock::timestamp(receipt.finished_at).max(clock::timestamp(receipt.began_at));
                 let effects = running.pipeline.on_written(request.key, at);
@@ -174,29 +178,31 @@ impl AgentTask {
                 running.status.set(Activity::Thinking, "message");
                 self.perform(running, effects);
             }
-            Done::KeysTyped | Done::AckFileRemoved => {}
+            JobResult::KeysTyped | JobResult::AckFileRemoved => {}
             // The program is ending, and its messages are kept; or the injection was taken back.
-            Done::Written { result: Err(PtyError::Ended), .. } => {}
-            Done::Written { request, result: Err(error) } => {
+            JobResult::Written { result: Err(PtyError::Ended), .. } => {}
+            JobResult::Written { request, result: Err(error) } => {
                 tracing::warn!(agent.name = self.name(), %error, "a message was not typed");
                 running.keys.retain(|_, key| *key != request.key);
                 let now = running.tick();
                 running.pipeline.on_write_failed(now, request);
             }
-            Done::Recorded { settlement, is_written } => self.on_recorded(&running.outcomes, settlement, is_written),
-            Done::FailureReported(failure) => {
+            JobResult::Recorded { settlement, is_written } => {
+                self.on_recorded(&running.outcomes, settlement, is_written)
+            }
+            JobResult::FailureReported(failure) => {
                 self.acknowledge(failure.message.seq);
             }
-            Done::Notes(notes) => self.on_continuity_done(running, notes),
-            Done::AckFiles(files) => self.on_ack_files(running, files),
+            JobResult::Notes(notes) => self.on_continuity_done(running, notes),
+            JobResult::AckFiles(files) => self.on_ack_files(running, files),
         }
     }
 
-    pub(super) fn perform(&self, running: &mut Run, effects: Vec<Effect>) {
+    pub(super) fn perform(&self, running: &mut ProgramRun, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::Type(request) => self.type_text(running, request),
-                Effect::Recall(key) => recall(running, key),
+                Effect::Withdraw(key) => withdraw_injection(running, key),
                 Effect::Dequeued(message) => {
                     running.notes.add_message(&message.author.name, &message.body);
                     if message.is_in_mailbox() && self.mailbox.on_typed(&message) {
@@ -229,12 +235,15 @@ impl AgentTask {
         let (roster, name) = (self.launch.services.roster.clone(), self.name().to_owned());
         self.launch.services.tasks.spawn_blocking(move || {
             if let Err(error) = roster.mark_task_typed(&name) {
-                tracing::error!(error = format!("{error:#}"), "a typed task is not written down");
+                tracing::error!(
+                    error = format!("{error:#}"),
+                    "failed to store that the task was typed, a restart may type it again"
+                );
             }
         });
     }
 
-    fn type_text(&self, running: &mut Run, request: TypeRequest) {
+    fn type_text(&self, running: &mut ProgramRun, request: TypeRequest) {
         let harness = self.launch.harness.as_ref();
         let mut injection = Injection { continuation: CONTINUATION, ..Injection::new(request.text.clone()) };
         injection.lead = match request.lead {
@@ -256,7 +265,9 @@ impl AgentTask {
                     [("harness", self.launch.handle.harness.clone()), ("attempt", request.attempt.to_string())];
                 metrics::counter!(metric_names::INJECTIONS, &labels).increment(1);
                 running.keys.insert(ticket.id(), request.key);
-                running.works.push(Box::pin(async move { Done::Written { request, result: ticket.written().await } }));
+                running
+                    .works
+                    .push(Box::pin(async move { JobResult::Written { request, result: ticket.written().await } }));
             }
             Err(PtyError::InjectionQueueFull) => running.pipeline.on_refused(running.latest, request),
             // The program is ending; its messages are kept.
@@ -264,7 +275,7 @@ impl AgentTask {
         }
     }
 
-    fn judge_readiness(&self, running: &mut Run, now: Timestamp) {
+    fn check_ready(&self, running: &mut ProgramRun, now: Timestamp) {
         if running.readiness.is_none() {
             return;
         }
@@ -274,7 +285,7 @@ impl AgentTask {
         }
         let Some(readiness) = &running.readiness else { return };
         let terminal = &running.process.terminal;
-        let Some(sign) = readiness.judge(now, &screen, &terminal.text_before_cursor()) else { return };
+        let Some(sign) = readiness.evaluate(now, &screen, &terminal.text_before_cursor()) else { return };
         running.readiness = None;
         running.pipeline.set_ready();
         if sign == ReadySign::GaveUp {
@@ -284,7 +295,7 @@ impl AgentTask {
         self.publish_ready(running);
     }
 
-    fn look(&self, running: &mut Run, now: Timestamp) -> ScreenFacts {
+    fn read_screen(&self, running: &mut ProgramRun, now: Timestamp) -> ScreenFacts {
         let terminal = running.process.terminal.clone();
         let modes = terminal.input_modes();
         let bracketed_paste = modes.is_ok_and(|modes| modes.bracketed_paste);
@@ -312,13 +323,13 @@ impl AgentTask {
         }
     }
 
-    fn idle_at(&self, running: &Run) -> Option<Timestamp> {
+    fn idle_at(&self, running: &ProgramRun) -> Option<Timestamp> {
         let threshold = self.launch.handle.spec.idle_threshold_secs;
         let is_busy = running.pipeline.unsettled_count() > 0 || running.readiness.is_some();
         (threshold > 0 && !is_busy).then(|| running.last_output_at + Duration::from_secs(threshold))
     }
 
-    fn judge_idleness(&self, running: &mut Run, now: Timestamp) {
+    fn check_idle(&self, running: &mut ProgramRun, now: Timestamp) {
         if running.is_idle_reported || self.idle_at(running).is_none_or(|idle_at| now < idle_at) {
             return;
         }
@@ -332,7 +343,7 @@ impl AgentTask {
 }
 
 /// Counts answers to the program's queries that the terminal had no room for since the last call.
-pub(super) fn count_dropped_answers(running: &mut Run) {
+pub(super) fn count_dropped_answers(running: &mut ProgramRun) {
     let dropped = running.process.terminal.input_status().dropped_answers;
     let earlier = std::mem::replace(&mut running.dropped_answers, dropped);
     if dropped > earlier {
@@ -341,7 +352,7 @@ pub(super) fn count_dropped_answers(running: &mut Run) {
 }
 
 /// Takes an injection back, unless it has begun.
-fn recall(running: &mut Run, key: u64) {
+fn withdraw_injection(running: &mut ProgramRun, key: u64) {
     let queued = running.keys.iter().find(|(_, candidate)| **candidate == key);
     if let Some(id) = queued.map(|(id, _)| *id)
         && running.process.terminal.withdraw(id)

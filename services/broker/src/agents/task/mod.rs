@@ -3,7 +3,7 @@
 
 mod ack_search;
 mod arrivals;
-mod happenings;
+mod event_handlers;
 mod run;
 
 use std::{
@@ -21,10 +21,10 @@ use tokio::{
     time::{sleep_until, timeout},
 };
 
-use self::happenings::count_dropped_answers;
+use self::event_handlers::count_dropped_answers;
 pub(super) use self::{
     arrivals::reference,
-    run::{Done, Run, Works},
+    run::{JobResult, ProgramRun, Works},
 };
 use super::{
     AgentCommand, AgentInfo, AgentState,
@@ -41,10 +41,10 @@ use crate::{
     metric_names,
 };
 
-/// A released agent has so long between the polite signals and SIGKILL.
+/// Time between the polite signals to a released agent and SIGKILL.
 const RELEASE_GRACE: Duration = Duration::from_secs(2);
-/// Outcomes that are not written when a program ends are waited for so long. The agent's next program takes over those
-/// that are left; with the agent's end they are given up, and the engine repeats their messages to the next agent.
+/// Maximum wait for outcomes that are not written when a program ends. The agent's next program takes over those that
+/// are left; with the agent's end they are given up, and the engine repeats their messages to the next agent.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// End of one program.
@@ -120,7 +120,13 @@ impl AgentTask {
         if launch.harness.is_some() { launch.services.verification.learned(&launch.program) } else { Learned::new() }
     }
 
-    fn begin(&self, process: StartedProcess, left: VecDeque<Message>, learned: Learned, mode: DeliveryMode) -> Run {
+    fn begin(
+        &self,
+        process: StartedProcess,
+        left: VecDeque<Message>,
+        learned: Learned,
+        mode: DeliveryMode,
+    ) -> ProgramRun {
         let mut pipeline = Pipeline::new(self.profile.clone(), learned);
         pipeline.set_mode(mode);
         left.into_iter().for_each(|message| pipeline.enqueue(message));
@@ -128,15 +134,15 @@ impl AgentTask {
         let payload = json!({ "pid": process.terminal.identity().pid, "restarts": self.restarts.restarts });
         self.report("session.starting", payload, None);
         let rule = self.launch.harness.as_ref().and_then(|harness| harness.ready.clone());
-        Run::new(process, pipeline, Readiness::new(now, rule), now)
+        ProgramRun::new(process, pipeline, Readiness::new(now, rule), now)
     }
 
     /// Serves the program until its end.
-    async fn drive(&mut self, running: &mut Run) -> ProcessEnd {
+    async fn drive(&mut self, running: &mut ProgramRun) -> ProcessEnd {
         loop {
             let now = running.tick();
             self.advance(running, now);
-            if let Some(end) = self.judge_end(running, now) {
+            if let Some(end) = self.check_end(running, now) {
                 return end;
             }
             self.show(running);
@@ -177,8 +183,8 @@ impl AgentTask {
         }
     }
 
-    /// Waits for work that was begun, and for outcomes that are being written down.
-    async fn finish_works(&mut self, running: &mut Run) {
+    /// Waits for work that was begun, and for outcomes that are being stored.
+    async fn finish_works(&mut self, running: &mut ProgramRun) {
         let finish = async {
             loop {
                 let done = tokio::select! {
@@ -193,7 +199,7 @@ impl AgentTask {
             tracing::warn!(
                 agent.name = self.name(),
                 count = running.outcomes.len(),
-                "outcomes of messages could not be written down in time"
+                "storing outcomes timed out, the next program takes them over or their messages are repeated"
             );
         }
     }
@@ -218,7 +224,10 @@ impl AgentTask {
                     let crashes = crashes.clone();
                     self.launch.services.tasks.spawn_blocking(move || {
                         if let Err(error) = crashes.write() {
-                            tracing::warn!(error = format!("{error:#}"), "a crash is not written down");
+                            tracing::warn!(
+                                error = format!("{error:#}"),
+                                "failed to store a crash, it is missing after a restart"
+                            );
                         }
                     });
                 }
@@ -325,7 +334,7 @@ impl AgentTask {
         })
     }
 
-    fn show(&self, running: &Run) {
+    fn show(&self, running: &ProgramRun) {
         self.show_counts(running.pipeline.mode(), running.pipeline.pending().len(), running.pipeline.unsettled_count());
     }
 
@@ -342,7 +351,7 @@ impl AgentTask {
     }
 
     /// Messages that were typed into a program that has ended: the next one gets them.
-    fn note_cancelled(&self, running: &Run) {
+    fn note_cancelled(&self, running: &ProgramRun) {
         let labels = [("harness", self.launch.handle.harness.clone()), ("outcome", "cancelled".to_owned())];
         let count = running.pipeline.unsettled_count() as u64;
         metrics::counter!(metric_names::DELIVERIES, &labels).increment(count);
@@ -356,7 +365,7 @@ impl AgentTask {
         });
     }
 
-    pub(super) fn publish_ready(&self, running: &Run) {
+    pub(super) fn publish_ready(&self, running: &ProgramRun) {
         let process = process_facts(&self.launch.handle.spec, Some(running.process.terminal.identity().pid));
         self.publish(&Event::WorkerReady { process });
     }

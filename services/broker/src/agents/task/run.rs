@@ -1,4 +1,4 @@
-//! [`Run`]: one run of an agent's program, and the work that its task has started.
+//! [`ProgramRun`]: one run of an agent's program, and the work that its task has started.
 
 use std::{collections::HashMap, pin::Pin};
 
@@ -21,10 +21,10 @@ use crate::{
 
 /// Work that the task has started.
 pub(in crate::agents) type Works = FuturesUnordered<Work>;
-pub(in crate::agents) type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
+pub(in crate::agents) type Work = Pin<Box<dyn Future<Output = JobResult> + Send>>;
 
 /// Result of something that the task has started.
-pub(in crate::agents) enum Done {
+pub(in crate::agents) enum JobResult {
     Written {
         request: TypeRequest,
         result: Result<WriteReceipt, PtyError>,
@@ -51,7 +51,7 @@ pub(in crate::agents) struct AckFileContent {
 }
 
 /// One run of the program: its process, its pipeline, and what the task knows of it.
-pub(in crate::agents) struct Run {
+pub(in crate::agents) struct ProgramRun {
     pub(in crate::agents) process: StartedProcess,
     pub(in crate::agents) pipeline: Pipeline,
     pub(in crate::agents) readiness: Option<Readiness>,
@@ -78,8 +78,8 @@ pub(in crate::agents) struct Run {
     pub(in crate::agents) continuity_turns: ContinuityTurns,
     /// The last messages, for notes that the agent saves.
     pub(in crate::agents) notes: Notes,
-    /// The last output behind which rest was judged.
-    pub(in crate::agents) rest_judged_for: Option<Timestamp>,
+    /// The last output behind which rest was checked.
+    pub(in crate::agents) rest_checked_for: Option<Timestamp>,
     pub(in crate::agents) is_blocked_reported: bool,
     /// The program's question that is on the screen.
     pub(in crate::agents) gate: GateWatch,
@@ -87,7 +87,7 @@ pub(in crate::agents) struct Run {
     pub(in crate::agents) repeat_enter_at: Option<Timestamp>,
 }
 
-impl Run {
+impl ProgramRun {
     /// A program that was just started.
     pub(super) fn new(process: StartedProcess, pipeline: Pipeline, readiness: Readiness, now: Timestamp) -> Self {
         Self {
@@ -111,7 +111,7 @@ impl Run {
             continuity: ContinuityBlocks::default(),
             continuity_turns: ContinuityTurns::default(),
             notes: Notes::default(),
-            rest_judged_for: None,
+            rest_checked_for: None,
             is_blocked_reported: false,
             gate: GateWatch::default(),
             repeat_enter_at: None,
