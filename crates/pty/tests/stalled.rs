@@ -69,7 +69,7 @@ fn a_program_that_does_not_read_is_reported_bounded_and_served_when_it_reads() {
 }
 
 #[test]
-fn what_has_not_begun_can_be_withdrawn_and_the_end_fails_the_rest() {
+fn unbegun_entries_can_be_withdrawn_and_the_end_fails_the_rest() {
     STAGE.run(async {
         let folder = tempfile::tempdir().expect("a folder");
         let gate = folder.path().join("gate");

@@ -72,7 +72,7 @@ fn descendants_that_outlived_the_program_are_ended() {
 }
 
 #[test]
-fn a_program_that_obeys_ends_by_itself_also_when_it_is_stopped() {
+fn a_program_that_handles_signals_exits_in_the_grace_also_when_stopped() {
     STAGE.run(async {
         let mut session =
             STAGE.sh("trap 'echo bye; exit 4' TERM; echo READY; kill -STOP $$; while :; do sleep 0.01; done").await;
@@ -141,7 +141,7 @@ fn orphans_that_ended_are_reaped() {
 }
 
 #[test]
-fn what_an_earlier_process_left_behind_is_ended() {
+fn leftovers_of_an_earlier_process_are_ended() {
     STAGE.run(async {
         let marker = request("unused", &[]).marker;
         // As a predecessor would have left them: not started by the host, and marked.

@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn any_output_is_judged_without_a_panic(
+    fn no_output_causes_a_panic(
         reads in prop::collection::vec(prop_oneof![output(), prop::collection::vec(any::<u8>(), 0..300)], 0..20),
         parts in ("\\PC{0,12}", "\\PC{0,12}", "\\PC{0,40}", "\\PC{0,40}"),
     ) {
@@ -75,7 +75,7 @@ proptest! {
 }
 
 #[test]
-fn endless_sequences_hide_what_follows_only_up_to_their_bound() {
+fn endless_sequences_hide_following_text_only_up_to_their_bound() {
     for introducer in ["\x1b]", "\x1bP", "\x1bX", "\x1b^", "\x1b_"] {
         let output = format!("{introducer}{}shown", "x".repeat(4096)).repeat(100);
         assert_eq!(clean(output.as_bytes().chunks(1000)), "shown".repeat(100), "{introducer:?}");

@@ -119,7 +119,7 @@ fn the_end_of_the_output_so_far_decides_nothing() {
 }
 
 #[test]
-fn what_is_not_shown_is_no_echo() {
+fn hidden_text_is_no_echo() {
     assert!(!matches("****************************"));
     assert!(!matches("[Pasted text #1 +3 lines]"));
     assert!(!matches(format!("\x1b]0;{LINE}\x07")));
@@ -193,7 +193,7 @@ fn sequences_that_began_before_the_injection_are_continued() {
 }
 
 #[test]
-fn interleaved_echoes_are_judged_by_their_own_id() {
+fn interleaved_echoes_match_their_own_id() {
     let line = |id: &str| format!("Relay message from Alice [{id}]: do the same thing again please");
     let expect = |id: &str| ExpectedEcho::new("Alice", id, "do the same thing again please", &line(id));
     let mut monitor = EchoMonitor::new();

@@ -94,7 +94,7 @@ fn cleaned(output: &str) -> String {
 
 proptest! {
     #[test]
-    fn short_output_is_judged_as_by_the_reference(
+    fn short_output_has_the_verdict_of_the_reference(
         fragments in prop::collection::vec(fragment(), 0..40),
         sizes in prop::collection::vec(1usize..12, 1..8),
     ) {
@@ -117,7 +117,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn distances_are_judged_as_by_the_reference(
+    fn distances_have_the_verdict_of_the_reference(
         // Parts in an order that is often complete, with gaps between some of them.
         order in Just(vec![ID, SENDER, "a", "bb", "ccc", "d", ID, "bb"]).prop_shuffle(),
         gaps in prop::collection::vec(prop_oneof![2 => Just(".".to_owned()), 1 => gap()], 8),

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::scene::{SOON, Scene};
 
 #[tokio::test]
-async fn callers_need_the_key_and_come_from_no_page() -> Result<()> {
+async fn callers_need_the_key_and_browser_origins_are_refused() -> Result<()> {
     let scene = Scene::new("access").await?;
     let health = scene.broker.call_with("GET", "/health", &[]).await?;
     assert_eq!((health.status, &health.body["service"]), (200, &json!("agent-relay-listen")));

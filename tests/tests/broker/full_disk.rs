@@ -40,7 +40,7 @@ impl Drop for SmallDisk {
 }
 
 #[tokio::test]
-async fn an_agent_that_was_released_on_a_full_disk_stays_away_after_a_crash() -> Result<()> {
+async fn an_agent_released_on_a_full_disk_is_not_restored_after_a_crash() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let state = folder.path().join(".agentworkforce/relay");
     let Some(disk) = SmallDisk::mount(&state)? else { return Ok(()) };

@@ -155,7 +155,7 @@ async fn an_ack_that_is_written_at_the_end_counts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn acks_that_nobody_read_do_not_outlive_their_agent() -> Result<()> {
+async fn unread_acks_do_not_outlive_their_agent() -> Result<()> {
     let mut scene = Scene::new("left-acks").await?;
     let agent = scene.spawn("worker", "cooked", &[]).await?;
     let acks = scene.broker.folder().join(".agent-relay/worker/acks");

@@ -226,7 +226,7 @@ async fn the_program_of_a_runner_is_started_again_until_it_leaves_or_the_broker_
 }
 
 #[tokio::test]
-async fn a_runner_that_gives_no_sign_of_life_is_disconnected() -> Result<()> {
+async fn a_runner_that_answers_no_ping_is_disconnected() -> Result<()> {
     let scene = Scene::new("hanging").await?;
     scene.broker.wait_connected().await?;
     let mut runner = Runner::connect(&scene).await?;

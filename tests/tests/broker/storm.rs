@@ -108,7 +108,7 @@ impl Settled {
 }
 
 #[tokio::test]
-async fn everything_that_was_accepted_arrives_in_order_whatever_crashes() -> Result<()> {
+async fn all_accepted_messages_arrive_in_order_despite_crashes() -> Result<()> {
     let size = size();
     let stack = Stack::builder().gateways(2).start().await?;
     let proxy = TcpProxy::start(stack.gateway(0).url().trim_start_matches("http://"))?;

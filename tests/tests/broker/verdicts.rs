@@ -185,7 +185,7 @@ async fn spawn_kinds() -> Result<(Scene, Option<TempDir>, Vec<Kind>)> {
 }
 
 #[tokio::test]
-async fn only_what_shows_is_verified_and_nothing_is_typed_twice() -> Result<()> {
+async fn only_shown_messages_are_verified_and_nothing_is_typed_twice() -> Result<()> {
     let count = count();
     let patience = Duration::from_secs(60 + 3 * count as u64);
     let (scene, _programs, kinds) = spawn_kinds().await?;

@@ -96,7 +96,7 @@ async fn agents_of_several_workspaces_run_side_by_side() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_workspace_that_was_created_for_want_of_a_key_is_found_again_after_a_kill() -> Result<()> {
+async fn a_workspace_created_without_a_key_is_found_again_after_a_kill() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let spec = BrokerSpec::new(shared().await.any_gateway(), "", "homeless", folder.path())?;
     let mut broker = NodeBroker::start(&spec).await?;

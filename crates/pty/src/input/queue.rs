@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_go_ahead_of_what_has_not_begun() {
+    async fn answers_go_ahead_of_unbegun_entries() {
         let queue = queue();
         let _first = queue.push_keys("ab".into()).await.expect("room");
         queue.push_answers(b"x");

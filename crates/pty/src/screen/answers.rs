@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_and_their_answers() {
+    fn each_query_has_its_answer() {
         for (query, answer) in [
             ("\x1b[>0;10;0c\x1b[?62;22c\x1b[0n\x1b[1;1R", ""),
             ("\x1b[c", "\x1b[?62;22c"),

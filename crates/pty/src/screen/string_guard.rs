@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_command_is_cut_and_what_follows_is_not() {
+    fn a_long_command_is_cut_and_the_output_behind_it_is_kept() {
         for end in ["\x07", "\x1b\\", "\x18"] {
             let output = format!("before\x1b]0;{}{end}after\x1b[6n", "t".repeat(100_000));
             let expected = format!("before\x1b]0;{}{end}after\x1b[6n", "t".repeat(COMMAND_BYTES - 2));

@@ -162,7 +162,7 @@ fn a_late_ack_closes_an_unverified_delivery() {
 }
 
 #[test]
-fn what_stays_unverified_fails_after_fifteen_minutes() {
+fn an_unverified_delivery_fails_after_fifteen_minutes() {
     let limit = 15_000 + 15 * 60_000;
     for (rules, condition) in [
         (rules("codex"), BUSY),
@@ -228,7 +228,7 @@ fn a_flood_extends_the_echo_once_per_delivery() {
 }
 
 #[test]
-fn the_end_of_the_agent_cancels_what_has_no_outcome() {
+fn the_end_of_the_agent_cancels_deliveries_without_an_outcome() {
     for prepare in [|_: &mut Delivery| {}, |delivery: &mut Delivery| inject(delivery, 0)] {
         let mut delivery = Delivery::new(rules("claude"));
         prepare(&mut delivery);

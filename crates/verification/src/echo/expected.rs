@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_match_has_no_parts() {
+    fn an_unmatchable_message_has_no_parts() {
         assert_eq!(ExpectedEcho::new("a", " | ", "b", "c").token_parts(), None);
         assert_eq!(ExpectedEcho::new("a", "id", "b", "  ").exact_parts(), None);
         let long = "x".repeat(70_000);

@@ -51,7 +51,7 @@ async fn stop(cli: &CommandLine, serving: &Process) -> Result<()> {
 }
 
 #[tokio::test]
-async fn it_serves_a_fleet_definition() -> Result<()> {
+async fn the_command_line_serves_a_fleet_definition() -> Result<()> {
     let cli = CommandLine::new("fleet-serve").await?;
     let definition = Definition::write(
         &cli,

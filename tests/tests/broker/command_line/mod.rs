@@ -137,7 +137,7 @@ impl CommandLine {
 }
 
 #[tokio::test]
-async fn it_runs_a_broker_in_the_background_with_its_agents() -> Result<()> {
+async fn the_command_line_runs_a_broker_in_the_background_with_its_agents() -> Result<()> {
     let cli = CommandLine::new("background").await?;
     cli.run(&["local", "up", "--background", "--no-spawn", "--broker-name", "background"]).await?;
     cli.run(&["local", "status", "--wait-for", "30"]).await?;

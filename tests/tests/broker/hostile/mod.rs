@@ -20,7 +20,7 @@ use crate::runner::Runner;
 use crate::scene::{SOON, Scene};
 
 #[tokio::test]
-async fn names_of_every_kind_stay_inside() -> Result<()> {
+async fn names_of_every_kind_stay_inside_their_folder() -> Result<()> {
     let scene = Scene::new("names").await?;
     let long = "é".repeat(64);
     for name in ["with space", "#hash", "a/b", "...", "../../escape", "%41", long.as_str()] {
@@ -112,7 +112,7 @@ async fn the_largest_message_is_typed_whole_and_a_larger_one_not_at_all() -> Res
 }
 
 #[tokio::test]
-async fn ack_files_that_are_not_what_they_should_be_prove_nothing() -> Result<()> {
+async fn invalid_ack_files_prove_nothing() -> Result<()> {
     let harnesses = Harnesses::new("acks").await?;
     let scene = &harnesses.scene;
     harnesses.spawn("claude", "target", "mute", &[], json!({})).await?;
@@ -217,7 +217,7 @@ async fn keys_that_were_refused_are_not_typed_later() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_runner_that_lies_and_floods_gets_answers_and_breaks_nothing() -> Result<()> {
+async fn a_runner_that_sends_invalid_frames_and_floods_gets_answers_and_breaks_nothing() -> Result<()> {
     let scene = Scene::new("liar").await?;
     let mut runner = Runner::connect(&scene).await?;
     for text in ["", "{}", "[]", "{\"v\":1}", "{\"v\":2,\"type\":\"hello\",\"payload\":[]}", "\u{0}"] {

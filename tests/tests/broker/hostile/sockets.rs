@@ -133,7 +133,7 @@ async fn keys_of_a_client_that_has_left_are_not_typed_later() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_request_for_a_socket_that_is_none_is_refused_with_a_code() -> Result<()> {
+async fn a_socket_request_without_an_upgrade_is_refused_with_a_code() -> Result<()> {
     let scene = Scene::new("plain").await?;
     for path in [KEYS, "/ws", "/api/fleet/ws", "/api/input/%FF/stream"] {
         let answer = scene.broker.call("GET", path, None).await?;
