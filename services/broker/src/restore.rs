@@ -50,9 +50,9 @@ pub(crate) fn remove_acks(previous: &RosterFile, working_directory: &Path, accou
 }
 
 /// The agents to start again. The roster keeps them until then.
-pub(crate) fn survivors(previous: RosterFile, ledger: &LedgerTask, roster: &Roster) -> Vec<RestorableAgent> {
+pub(crate) fn restorable_agents(previous: RosterFile, ledger: &LedgerTask, roster: &Roster) -> Vec<RestorableAgent> {
     roster.keep(previous.agents.clone());
-    let survivor = |record: AgentRecord| {
+    let restorable = |record: AgentRecord| {
         let mut spec = record.spec;
         // The invocation that it was started for has its result.
         spec.invocation_id = None;
@@ -63,18 +63,18 @@ pub(crate) fn survivors(previous: RosterFile, ledger: &LedgerTask, roster: &Rost
         }
         RestorableAgent { spec, had }
     };
-    previous.agents.into_values().map(survivor).collect()
+    previous.agents.into_values().map(restorable).collect()
 }
 
 /// Starts the agents again, side by side, however long the engine is unavailable.
-pub(crate) async fn start(members: Members, survivors: Vec<RestorableAgent>, roster: Arc<Roster>) {
+pub(crate) async fn start(members: Members, agents: Vec<RestorableAgent>, roster: Arc<Roster>) {
     let places = Semaphore::new(SIDE_BY_SIDE);
-    let restarts = survivors.into_iter().map(|survivor| start_one(&members, survivor, &roster, &places));
+    let restarts = agents.into_iter().map(|agent| start_one(&members, agent, &roster, &places));
     join_all(restarts).await;
 }
 
-async fn start_one(members: &Members, survivor: RestorableAgent, roster: &Arc<Roster>, places: &Semaphore) {
-    let RestorableAgent { spec, had } = survivor;
+async fn start_one(members: &Members, agent: RestorableAgent, roster: &Arc<Roster>, places: &Semaphore) {
+    let RestorableAgent { spec, had } = agent;
     let name = spec.name.clone();
     let Some(spawner) = members.named(spec.workspace.as_deref()) else {
         tracing::error!(

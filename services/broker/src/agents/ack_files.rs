@@ -182,10 +182,10 @@ fn make_folder(working_directory: &Path, relative: &str) -> io::Result<OwnedFd> 
             Err(error) => Err(error.into()),
         })
     };
-    let mut tries = 1;
+    let mut attempts = 1;
     loop {
         match make() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && tries < MAX_ATTEMPTS => tries += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && attempts < MAX_ATTEMPTS => attempts += 1,
             made => return made,
         }
     }
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_place_of_a_folder_stays_with_what_it_leads_to() {
+    fn a_link_in_place_of_a_folder_stays_with_its_target() {
         let (home, elsewhere) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
         let folder = AckFolder::create(home.path(), "x", None).expect("a folder");
         std::fs::create_dir_all(elsewhere.path().join("x/acks")).expect("a folder");

@@ -41,7 +41,7 @@ pub(super) async fn configure_servers(
 ) -> bool {
     let Some(harness) = harness.filter(|_| !handle.spec.skip_relay_prompt) else { return false };
     let Some(file) = &harness.mcp_file else { return harness.mcp.is_some() };
-    let place = ProjectPath { project: working_directory.to_owned(), file: file.path.clone() };
+    let location = ProjectPath { project: working_directory.to_owned(), file: file.path.clone() };
     let (shown, key) = (working_directory.join(&file.path), file.key.clone());
     let mut servers = mcp_servers(services, handle);
     // Agents of one project share the file, and only some have a result to hand in.
@@ -50,7 +50,7 @@ pub(super) async fn configure_servers(
     }
     let entries = file.entries(&servers);
     let (files, agent) = (services.project_files.clone(), handle.spec.name.clone());
-    let added = tokio::task::spawn_blocking(move || files.add(&agent, &place, &key, &entries)).await;
+    let added = tokio::task::spawn_blocking(move || files.add(&agent, &location, &key, &entries)).await;
     let problem = match added {
         Ok(Ok(())) => return true,
         Ok(Err(error)) => format!("{error:#}"),

@@ -37,12 +37,12 @@ impl AgentTask {
             ("level", settlement.level.as_str().to_owned()),
         ];
         metrics::counter!(metric_names::VERIFICATIONS, &labels).increment(1);
-        let judged = if settlement.is_verified {
+        let verdict = if settlement.is_verified {
             Outcome::Verified { method: settlement.method, latency_ms: settlement.latency_ms }
         } else {
             Outcome::Unverified
         };
-        self.note_outcome(judged, settlement.attempts);
+        self.note_outcome(verdict, settlement.attempts);
         if settlement.is_verified {
             let labels = [("harness", harness), ("method", settlement.method.to_owned())];
             metrics::histogram!(metric_names::VERIFY_SECONDS, &labels).record(settlement.latency_ms as f64 / 1000.0);

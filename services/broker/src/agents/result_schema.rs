@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_schema_is_refused() {
+    fn an_invalid_schema_is_refused() {
         for wrong in [json!("text"), json!({ "type": 5 }), json!({ "$ref": "http://127.0.0.1/x" })] {
             assert!(ResultSchema::compile(&wrong).is_err(), "{wrong}");
         }

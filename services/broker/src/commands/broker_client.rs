@@ -13,11 +13,11 @@ const DEFAULT_STATE: &str = ".agentworkforce/relay";
 ///
 /// # Errors
 /// If no broker is found, or it refuses.
-pub(super) async fn get(place: BrokerLocation, path: &str) -> Result<Value> {
-    let (url, key) = match (place.broker_url, place.api_key) {
+pub(super) async fn get(location: BrokerLocation, path: &str) -> Result<Value> {
+    let (url, key) = match (location.broker_url, location.api_key) {
         (Some(url), Some(key)) => (url, key),
         (url, key) => {
-            let folder = place.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE));
+            let folder = location.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE));
             let found = ConnectionFile::read(folder)?;
             (url.unwrap_or(found.url), key.unwrap_or(found.api_key))
         }

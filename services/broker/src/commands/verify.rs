@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_is_judged_by_what_came_after_the_injection() {
+    fn only_output_after_the_injection_counts_as_an_echo() {
         let line = "Relay message from bob [evt_1]: hello there";
         let injected = json!({ "sender": "bob", "event_id": "evt_1", "body": "hello there", "line": line });
         let wrapped = "Relay message \r\n from bob [evt_1]: hello\r\n there ";

@@ -36,7 +36,7 @@ fn an_injection_that_has_not_begun_is_called_back_and_its_message_is_left() {
     assert!(scene.pipeline.awaits_verdict(), "it may have begun");
     let effects = scene.pipeline.poll(at(10), &ScreenFacts::default());
     assert!(matches!(effects[..], [Effect::Withdraw(key)] if key == typed[0].0), "{effects:?}");
-    scene.pipeline.on_recalled(typed[0].0, at(10));
+    scene.pipeline.on_withdrawn(typed[0].0, at(10));
     assert!(!scene.pipeline.awaits_verdict());
     assert_eq!(scene.pipeline.end().typed[0].event_id, "evt_1");
 }

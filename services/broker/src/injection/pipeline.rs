@@ -199,7 +199,7 @@ impl Pipeline {
     /// Does everything that is due, with the terminal as it is now.
     pub(crate) fn poll(&mut self, now: Timestamp, screen: &ScreenFacts) -> Vec<Effect> {
         let mut effects = self.check_due(now, screen);
-        effects.extend(self.recall_needless(now));
+        effects.extend(self.withdraw_needless(now));
         effects.extend(self.take_refused(now).map(Effect::Type));
         self.start_next(now, screen, &mut effects);
         effects

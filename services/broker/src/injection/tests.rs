@@ -73,7 +73,7 @@ impl Scene {
                 Effect::Settle(settlement) => self.log.push(format!("settle {}", settlement.message.event_id)),
                 Effect::Fail(failure) => self.log.push(format!("fail {}", failure.attempts)),
                 Effect::Held(held) => self.log.push(format!("held {}", held.as_millis())),
-                Effect::Withdraw(_) => self.log.push("recall".into()),
+                Effect::Withdraw(_) => self.log.push("withdraw".into()),
                 Effect::Dequeued(_) | Effect::TaskTyped | Effect::Record(_) | Effect::Suppressed(_) => {}
             }
         }
@@ -357,7 +357,7 @@ fn queue_second_copy(scene: &mut Scene) -> u64 {
     // The agent begins to work.
     let effects = scene.pipeline.poll(at(16_600), &ScreenFacts::default());
     scene.note(effects);
-    assert_eq!(scene.log, ["type 1", "type 2", "recall"]);
+    assert_eq!(scene.log, ["type 1", "type 2", "withdraw"]);
     assert!(scene.step(16_700).is_empty());
     assert_eq!(scene.log.len(), 3, "it is called back once");
     key
@@ -367,12 +367,12 @@ fn queue_second_copy(scene: &mut Scene) -> u64 {
 fn a_copy_that_was_called_back_is_typed_when_the_agent_rests_again() {
     let mut scene = Scene::new("claude", &[message(1, "one")]);
     let key = queue_second_copy(&mut scene);
-    scene.pipeline.on_recalled(key, at(16_700));
+    scene.pipeline.on_withdrawn(key, at(16_700));
     assert_eq!(scene.pipeline.next_deadline(), Some(at(16_700)));
     assert!(scene.step(16_700).is_empty());
     let effects = scene.pipeline.poll(at(20_000), &rested());
     assert_eq!(scene.note(effects).len(), 1);
-    assert_eq!(scene.log, ["type 1", "type 2", "recall", "type 2"]);
+    assert_eq!(scene.log, ["type 1", "type 2", "withdraw", "type 2"]);
 }
 
 #[test]

@@ -24,12 +24,12 @@ pub(super) struct CurrentInjection {
     /// Its beginning was reported.
     pub(super) has_begun: bool,
     /// The terminal was asked to give it back.
-    pub(super) is_recalled: bool,
+    pub(super) is_withdrawn: bool,
 }
 
 impl CurrentInjection {
     pub(super) fn new(key: u64, attempt: u32) -> Self {
-        Self { key, attempt, has_begun: false, is_recalled: false }
+        Self { key, attempt, has_begun: false, is_withdrawn: false }
     }
 }
 
@@ -92,7 +92,7 @@ impl Pipeline {
     }
 
     /// The terminal has given back an injection of which nothing was written.
-    pub(crate) fn on_recalled(&mut self, key: u64, now: Timestamp) {
+    pub(crate) fn on_withdrawn(&mut self, key: u64, now: Timestamp) {
         if self.is_being_written(key) {
             self.end_writing(now);
         }
@@ -105,11 +105,11 @@ impl Pipeline {
         self.starts_at = Some(now);
     }
 
-    /// Calls an injection back that is not to be typed any more, as long as it has not begun: its delivery has an
+    /// Withdraws an injection that is not to be typed any more, as long as it has not begun: its delivery has an
     /// outcome, the agent began to work before another copy could be typed, or it has asked for its end. A verdict on a
     /// message whose Enter was never written is none yet: its consequences are held back until the copy is written.
-    pub(super) fn recall_needless(&mut self, now: Timestamp) -> Option<Effect> {
-        let writing = self.writing.filter(|writing| !writing.has_begun && !writing.is_recalled)?;
+    pub(super) fn withdraw_needless(&mut self, now: Timestamp) -> Option<Effect> {
+        let writing = self.writing.filter(|writing| !writing.has_begun && !writing.is_withdrawn)?;
         let outstanding = &self.outstanding[self.index_of(writing.key)?];
         let delivery = &outstanding.delivery;
         let is_needless = self.queue.is_closed()
@@ -126,7 +126,7 @@ impl Pipeline {
             self.end_writing(now);
             return None;
         }
-        self.writing = Some(CurrentInjection { is_recalled: true, ..writing });
+        self.writing = Some(CurrentInjection { is_withdrawn: true, ..writing });
         Some(Effect::Withdraw(writing.key))
     }
 

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learned_outlives_the_broker_and_can_be_reset() {
+    fn verification_statistics_outlive_the_broker_and_can_be_reset() {
         let folder = tempfile::tempdir().expect("a folder");
         let book = VerificationBook::open(folder.path().join("verification.json")).expect("a book");
         let program = ProgramVersion::find("claude", "/bin/sh");

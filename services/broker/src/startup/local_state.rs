@@ -31,7 +31,7 @@ pub(super) struct LocalState {
     pub(super) verification: Arc<VerificationBook>,
     pub(super) crashes: Arc<CrashLog>,
     /// Agents of the previous broker that are started again.
-    pub(super) survivors: Vec<RestorableAgent>,
+    pub(super) restorable_agents: Vec<RestorableAgent>,
 }
 
 impl LocalState {
@@ -52,9 +52,9 @@ impl LocalState {
         let host = PtyHost::new(HostSettings::new(MARKER)).context("prepare for terminals")?;
         restore::end_leftovers(&host, &previous).await?;
         let project_files = ProjectFiles::open(directory.file("project-files", &instance, "json"), account.clone())?;
-        let survivors = match directory.persistence() {
+        let restorable_agents = match directory.persistence() {
             Persistence::Kept if settings.resume || !previous.stopped_cleanly => {
-                restore::survivors(previous, &ledger_task, &roster)
+                restore::restorable_agents(previous, &ledger_task, &roster)
             }
             Persistence::Kept | Persistence::Removed => {
                 restore::remove_acks(&previous, &working_directory, account.as_ref());
@@ -72,7 +72,7 @@ impl LocalState {
             ledger,
             verification: Arc::new(verification),
             crashes: Arc::new(crashes),
-            survivors,
+            restorable_agents,
         };
         Ok((state, ledger_task))
     }

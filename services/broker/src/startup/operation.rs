@@ -61,7 +61,9 @@ impl Operation {
         let (receipts, receipts_inbox) = mpsc::channel(RECEIPTS);
         let (reports, reports_inbox) = mpsc::channel(RECEIPTS);
         let agent_settings = agent_settings(settings, &state, server, identities.len());
-        let LocalState { harnesses, host, roster, project_files, ledger, verification, crashes, survivors, .. } = state;
+        let LocalState {
+            harnesses, host, roster, project_files, ledger, verification, crashes, restorable_agents, ..
+        } = state;
         let shared = SharedServices {
             host,
             engine: engine.clone(),
@@ -98,7 +100,7 @@ impl Operation {
         let broker = Broker { services: services.clone(), members: members.clone(), runners: runners.clone() };
         let is_new = api.broker.set(broker).is_ok();
         debug_assert!(is_new, "the broker is set once");
-        let restoring = spawn_isolated("restore", restore::start(members.clone(), survivors, roster));
+        let restoring = spawn_isolated("restore", restore::start(members.clone(), restorable_agents, roster));
         Self { services, members, runners, restoring, invocations, reporters }
     }
 

@@ -106,8 +106,14 @@ impl ProjectFiles {
     /// # Errors
     /// If the file is outside of the project, no JSON object that can be merged, or cannot be written; it is unchanged
     /// then.
-    pub(crate) fn add(&self, agent: &str, place: &ProjectPath, key: &str, entries: &Map<String, Value>) -> Result<()> {
-        let path = with_rights(self.account.as_deref(), || place.find())?;
+    pub(crate) fn add(
+        &self,
+        agent: &str,
+        location: &ProjectPath,
+        key: &str,
+        entries: &Map<String, Value>,
+    ) -> Result<()> {
+        let path = with_rights(self.account.as_deref(), || location.find())?;
         let path = path.as_path();
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = files.get_mut(path) {
@@ -294,8 +300,8 @@ mod tests {
 
         fn add_at(&self, agent: &str, file: &str) -> Result<()> {
             let entries = json!({ "relay-node": { "command": "x" } });
-            let place = ProjectPath { project: self.folder.path().to_owned(), file: file.to_owned() };
-            self.files.add(agent, &place, "mcpServers", entries.as_object().expect("an object"))
+            let location = ProjectPath { project: self.folder.path().to_owned(), file: file.to_owned() };
+            self.files.add(agent, &location, "mcpServers", entries.as_object().expect("an object"))
         }
     }
 
@@ -367,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_broker_restores_what_a_killed_one_has_left() {
+    fn a_later_broker_restores_the_files_of_a_killed_one() {
         let project = Project::new();
         project.write("{}");
         project.add("ada").expect("merged");

@@ -359,6 +359,6 @@ fn withdraw_injection(running: &mut ProgramRun, key: u64) {
     {
         running.keys.remove(&id);
         let now = running.tick();
-        running.pipeline.on_recalled(key, now);
+        running.pipeline.on_withdrawn(key, now);
     }
 }
