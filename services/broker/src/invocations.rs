@@ -24,7 +24,7 @@ use crate::{
 const UNAVAILABLE: &str = "handler_unavailable";
 /// Time of a handler whose capability says nothing about it.
 const HANDLER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-const LONGEST_HANDLER: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_HANDLER_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// A handler that takes longer is announced to the engine.
 const ACCEPT_AFTER: Duration = Duration::from_secs(10);
 /// Results remembered, to be repeated for a repeated invocation.
@@ -49,7 +49,7 @@ struct Outcomes {
 #[derive(Debug, Clone, PartialEq)]
 struct KeptOutcome(Result<String, String>);
 
-/// Who handles invocations: the broker, and the runner that is connected.
+/// Handlers of invocations: the broker, and the runner that is connected.
 #[derive(Clone)]
 pub(crate) struct Handlers {
     pub(crate) services: Services,
@@ -184,7 +184,7 @@ async fn keep(
 async fn run_handler(services: &Services, runners: &Runners, invoke: ActionInvoke) -> Result<Value, String> {
     let ActionInvoke { invocation_id, action, input, .. } = invoke;
     let limit = services.link.manifest().handler_timeout_ms(&action);
-    let limit = limit.map_or(HANDLER_TIMEOUT, |millis| Duration::from_millis(millis).min(LONGEST_HANDLER));
+    let limit = limit.map_or(HANDLER_TIMEOUT, |millis| Duration::from_millis(millis).min(MAX_HANDLER_TIMEOUT));
     let deadline = Instant::now() + limit;
     let Some(mut outcome) = runners.call(&invocation_id, &action, &Value::Object(input)) else {
         return Err(UNAVAILABLE.to_owned());

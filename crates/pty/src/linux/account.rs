@@ -46,12 +46,12 @@ impl Account {
         self.uid.as_raw()
     }
 
-    /// Whether this process runs as this user.
+    /// Returns whether this process runs as this user.
     pub fn is_own(&self) -> bool {
         self.uid == Uid::effective()
     }
 
-    /// Whether this process may start programs as this user.
+    /// Returns whether this process may start programs as this user.
     pub fn is_allowed(&self) -> bool {
         self.is_own() || Uid::effective().is_root()
     }

@@ -38,9 +38,9 @@ pub struct EndReport {
 
 /// Processes to end together.
 pub(crate) enum Selection<'a> {
-    /// Those of one terminal of this host.
+    /// Processes of one terminal of this host.
     Tree(&'a Tree),
-    /// Those of terminals of an earlier process, whose parents are unknown.
+    /// Processes of terminals of an earlier process, whose parents are unknown.
     Leftovers(&'a [Tree]),
     /// All orphans of terminals, also those whose terminal is not known.
     Orphans,

@@ -3,7 +3,7 @@
 /// A control string that has not ended after this many characters is abandoned, and what follows is text again.
 /// Titles and hyperlinks stay far below; longer strings (pictures) carry no text that could be an echo. The bound
 /// keeps one unfinished sequence from blinding the verification for the rest of an agent's life. Our choice.
-const LONGEST_STRING: usize = 4096;
+const MAX_STRING: usize = 4096;
 
 const BELL: char = '\x07';
 const CANCEL: char = '\x18';
@@ -70,7 +70,7 @@ impl ControlStrings {
     fn inside(&mut self, part: &str, kind: Kind, length: usize) -> (Next, usize) {
         let content: usize = part
             .chars()
-            .take(LONGEST_STRING - length)
+            .take(MAX_STRING - length)
             .take_while(|character| !kind.is_ended_by(*character))
             .map(char::len_utf8)
             .sum();

@@ -1,6 +1,6 @@
 use super::*;
 
-const LONGEST: usize = 4096;
+const MAX_STRING: usize = 4096;
 
 fn cleaned(reads: &[&[u8]]) -> String {
     let mut cleaner = Cleaner::new();
@@ -60,12 +60,12 @@ fn text_of_control_strings_is_not_visible() {
 #[test]
 fn a_string_without_an_end_is_abandoned_after_4096_characters() {
     for introducer in ["\x1b]", "\x1bP", "\u{9f}"] {
-        let filler = "é".repeat(LONGEST);
+        let filler = "é".repeat(MAX_STRING);
         assert_eq!(clean(&format!("a{introducer}{filler}text\x1b[31m more")), "atext more", "{introducer:?}");
-        let filler = "x".repeat(LONGEST - 1);
+        let filler = "x".repeat(MAX_STRING - 1);
         assert_eq!(clean(&format!("a{introducer}{filler}text")), "aext", "{introducer:?}");
     }
-    let filler = "x".repeat(LONGEST);
+    let filler = "x".repeat(MAX_STRING);
     assert_eq!(clean(&format!("a\x1b]{filler}\x07b")), "ab", "a string of exactly that length may end");
     assert_eq!(clean(&format!("a\x1b]{filler}yz\x07b")), "ayz\x07b");
 }

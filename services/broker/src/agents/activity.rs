@@ -1,4 +1,4 @@
-//! What lists show about a running agent.
+//! Activity of a running agent, for lists.
 
 use relay_pty::Terminal;
 

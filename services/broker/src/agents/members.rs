@@ -49,7 +49,7 @@ impl Members {
         self.all.iter().map(|member| member.services().identity.as_ref())
     }
 
-    /// Whether all nodes are registered.
+    /// Returns whether all nodes are registered.
     pub(crate) fn are_connected(&self) -> bool {
         self.all.iter().all(|member| member.services().link.is_up())
     }

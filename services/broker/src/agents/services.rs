@@ -34,7 +34,7 @@ const RECEIPTS_SIDE_BY_SIDE: usize = 8;
 /// Maximum number of messages remembered as reported.
 const MAX_REPORTED: usize = 4096;
 
-/// What the agents of one workspace share. Cheap to share.
+/// Services shared by the agents of one workspace. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Services {
     pub(crate) shared: SharedServices,

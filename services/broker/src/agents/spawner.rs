@@ -67,7 +67,7 @@ impl Spawner {
         Self { services }
     }
 
-    /// What the agents of this workspace share.
+    /// Services shared by the agents of this workspace.
     pub(crate) fn services(&self) -> &Services {
         &self.services
     }

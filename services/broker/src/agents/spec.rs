@@ -129,7 +129,7 @@ impl RestartCount {
     }
 }
 
-/// Who asked for an agent.
+/// Requester of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpawnSource {
     HttpApi,

@@ -1,4 +1,4 @@
-//! Who may call, and when.
+//! Access control of the API.
 
 use axum::{
     extract::{Request, State},

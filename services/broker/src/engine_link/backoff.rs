@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Time after which a connection counts as healthy: the next pause is short again.
 const HEALTHY: Duration = Duration::from_secs(10);
 
@@ -27,7 +27,7 @@ impl Backoff {
             self.next = FIRST;
         }
         let pause = self.next;
-        self.next = (self.next * 2).min(LONGEST);
+        self.next = (self.next * 2).min(MAX_PAUSE);
         pause.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)
     }
 }

@@ -89,7 +89,7 @@ pub(super) struct LinkShared {
     pub(super) hosted: HostedAgents,
     pub(super) acks: Acks,
     pub(super) state: watch::Sender<LinkState>,
-    /// What is registered with the next connection.
+    /// Manifest registered with the next connection.
     pub(super) manifest: watch::Sender<Manifest>,
     /// The manifest without a runner.
     pub(super) bootstrap: Manifest,

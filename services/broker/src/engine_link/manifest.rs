@@ -1,4 +1,4 @@
-//! What this node offers to the engine.
+//! Capabilities that this node offers to the engine.
 
 use relay_wire::nodes::frame::{Capability, Heartbeat, Register};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! What the broker knows about agent programs: a table in TOML, built in and extended by the operator. Used when an
+//! Knowledge about agent programs: a table in TOML, built in and extended by the operator. Used when an
 //! agent is spawned; the terminal code knows no program.
 
 mod arguments;

@@ -15,7 +15,7 @@ const BUILTIN: &str = include_str!("builtin.toml");
 const ENTER_GAP_MS: u64 = 50;
 /// A run of a headless agent's program is ended after this time.
 pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-const LONGEST_RUN: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_RUN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Entries of all known programs.
 #[derive(Debug, Clone, Default)]
@@ -66,7 +66,7 @@ pub(crate) struct Harness {
     /// Ends of the cursor's row while the program rests.
     #[serde(default)]
     prompt: Vec<String>,
-    /// How the screen shows a paste that it has folded.
+    /// Text on the screen in place of a folded paste.
     #[serde(default, deserialize_with = "pattern")]
     pub(crate) fold_pattern: Option<Regex>,
     /// A suggestion in the input line, which a message must not be glued to.
@@ -172,7 +172,7 @@ impl HarnessTable {
 impl Harness {
     /// Maximum time of a run for one message.
     pub(crate) fn run_timeout(&self) -> Duration {
-        Duration::from_secs(self.run_timeout_s).min(LONGEST_RUN)
+        Duration::from_secs(self.run_timeout_s).min(MAX_RUN)
     }
 
     /// Verification strategy of the program.

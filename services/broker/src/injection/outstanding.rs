@@ -40,7 +40,7 @@ impl OutstandingMessage {
         DeliveryRef { delivery_id: self.message.delivery_id.clone(), event_id: self.message.event_id.clone() }
     }
 
-    /// What is known now.
+    /// Returns the progress proven so far.
     pub(super) fn proven(&self) -> DeliveryProof {
         let strongest = self.delivery.strongest();
         DeliveryProof {

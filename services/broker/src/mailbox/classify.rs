@@ -1,4 +1,4 @@
-//! What a `deliver` frame is for the agent: text to type, or nothing to see.
+//! Classification of `deliver` frames: text to type, or nothing to show to the agent.
 
 use relay_wire::nodes::engine_frame::{Deliver, DeliverMode};
 use serde_json::{Map, Value};

@@ -236,7 +236,7 @@ pub(crate) struct DeliveryRef {
     pub(crate) event_id: String,
 }
 
-/// What is known about a delivery.
+/// Proven progress of a delivery.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct DeliveryProof {
     pub(crate) attempt: u32,
