@@ -13,7 +13,7 @@ use opentelemetry_sdk::{propagation::TraceContextPropagator, trace::SdkTracerPro
 use tracing::{Level, Metadata};
 use tracing_subscriber::{
     Layer as _,
-    filter::{FilterExt as _, filter_fn},
+    filter::{FilterExt as _, FilterFn, LevelFilter, filter_fn},
     fmt::writer::BoxMakeWriter,
     layer::SubscriberExt as _,
     util::SubscriberInitExt as _,
@@ -75,7 +75,9 @@ pub fn init_with_format(service_name: &'static str, format: LogFormat, full: Ful
     let config = TelemetryConfig::read()?;
     let provider = config.traces.as_ref().map(|target| build_provider(service_name, target)).transpose()?;
     let spans = provider.as_ref().map(|provider| {
-        tracing_opentelemetry::layer().with_tracer(provider.tracer("relay")).with_filter(config.filter())
+        tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer("relay"))
+            .with_filter(config.filter().and(content_filter()))
     });
     let queue = match full {
         FullStderr::Wait => None,
@@ -87,7 +89,7 @@ pub fn init_with_format(service_name: &'static str, format: LogFormat, full: Ful
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),
         LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
     };
-    let logs = lines.with_filter(config.filter().and(filter_fn(shows_no_content)));
+    let logs = lines.with_filter(config.filter().and(content_filter()));
     tracing_subscriber::registry()
         .with(spans)
         .with(logs)
@@ -97,7 +99,12 @@ pub fn init_with_format(service_name: &'static str, format: LogFormat, full: Ful
     Ok(Guard { provider, lines: queue })
 }
 
-/// Returns whether an event belongs in the logs whatever `RUST_LOG` says. At these levels the crates write down what they
+/// Filter by [`shows_no_content`]. The hint lets the level of `RUST_LOG` decide which callsites are asked at all.
+fn content_filter() -> FilterFn {
+    filter_fn(shows_no_content as fn(&Metadata<'_>) -> bool).with_max_level_hint(LevelFilter::TRACE)
+}
+
+/// Returns whether an event belongs in the logs and traces whatever `RUST_LOG` says. At these levels the crates write down what they
 /// send and receive: headers and frames with keys and tokens.
 fn shows_no_content(event: &Metadata<'_>) -> bool {
     let most = match event.target().split("::").next() {
