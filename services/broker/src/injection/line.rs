@@ -55,6 +55,12 @@ impl TypedLine {
     }
 }
 
+/// What a sender chooses of the text that is typed for a message: body and names, without what is never typed.
+pub(super) fn sender_text(message: &Message) -> String {
+    let names = [&message.author.name, &message.target].map(|name| sanitise_sender(name));
+    format!("{} {}", names.join(" "), sanitise_body(&message.body, TypingMode::BracketedPaste))
+}
+
 /// The text of a message for an agent without a terminal.
 pub(crate) fn plain_line(message: &Message, workspace_alias: Option<&str>) -> String {
     TypedLine::new(message, workspace_alias, TypingMode::BracketedPaste).line

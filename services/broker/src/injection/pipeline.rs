@@ -228,7 +228,7 @@ impl Pipeline {
             matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. })
         };
         let has_next = self.queue.head().is_some() || self.outstanding.iter().any(is_due);
-        self.is_ready && !self.has_verdict && self.writing.is_none() && has_next
+        self.is_ready && !self.queue.is_closed() && !self.has_verdict && self.writing.is_none() && has_next
     }
 
     /// Returns whether anything was typed.

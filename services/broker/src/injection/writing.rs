@@ -85,10 +85,13 @@ impl Pipeline {
     /// The terminal has failed to write an injection, which is handed over again later. A part of it may be there, but
     /// the program has not received it: its Enter was not written.
     pub(crate) fn on_write_failed(&mut self, now: Timestamp, request: TypeRequest) {
-        if let Some(writing) = self.writing.as_mut().filter(|writing| writing.key == request.key) {
-            writing.has_begun = false;
-            self.on_refused(now, request);
+        let is_closed = self.queue.is_closed();
+        let Some(writing) = self.writing.as_mut().filter(|writing| writing.key == request.key) else { return };
+        if is_closed {
+            return self.end_writing(now);
         }
+        writing.has_begun = false;
+        self.on_refused(now, request);
     }
 
     /// The terminal has given back an injection of which nothing was written.
