@@ -18,6 +18,7 @@ use crate::{
     agents::{AgentError, AgentHandle, Services, SpawnSource, Spawner},
     api::{release_agent, types::SpawnBody},
     runner::Runners,
+    unreadable_json::unreadable,
 };
 
 /// Error by which an invocation is given back.
@@ -244,7 +245,7 @@ async fn spawn(services: &Services, spawner: &Spawner, invoke: &ActionInvoke) ->
         fields.remove("sessionId");
     }
     let body: Result<SpawnBody, _> = serde_json::from_value(Value::Object(fields));
-    let mut body = body.map_err(|error| format!("spawn_failed: {error}"))?;
+    let mut body = body.map_err(|error| format!("spawn_failed: {}", unreadable(&error)))?;
     body.invocation_id = Some(invoke.invocation_id.clone());
     let spec = body.into_spec(services).map_err(|error| format!("spawn_failed: {error}"))?;
     match spawner.spawn(spec, SpawnSource::Engine, Vec::new()).await {

@@ -3,7 +3,7 @@
 /// Describes an error of reading JSON without the value that was found: it may be a secret, or large.
 pub(crate) fn unreadable(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    let problems = ["invalid type: ", "invalid value: ", "unknown variant"];
+    let problems = ["invalid type: ", "invalid value: ", "unknown variant", "unknown field"];
     let shown = problems.into_iter().find_map(|problem| {
         let found = text.strip_prefix(problem)?;
         let (found, expected) = found.rsplit_once(", expected ")?;

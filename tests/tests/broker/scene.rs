@@ -67,7 +67,7 @@ impl Scene {
     pub(crate) async fn spawn_with(&self, name: &str, show: &str, more: &[&str], body: Value) -> Result<FakeAgent> {
         let file = name.replace(|character: char| !character.is_ascii_alphanumeric(), "-");
         let agent = FakeAgent::new(show, self.folder.path().join(format!("{file}.log")), more);
-        let is_ours = std::env::var_os("RELAY_NODE_BROKER").is_none();
+        let is_ours = !is_published_broker();
         let mut spawned = self.broker.spawn(&agent, name, body.clone()).await?;
         for _ in 0..5 {
             if is_ours || spawned.status != 500 {
@@ -130,6 +130,11 @@ pub(crate) async fn floors(workspace: &Api) -> Result<HashMap<String, i64>> {
 /// Names of messages from `first` to `last`.
 pub(crate) fn numbered(first: u32, last: u32) -> Vec<String> {
     (first..=last).map(|number| format!("message-{number}")).collect()
+}
+
+/// Returns whether the tests run against a published broker.
+pub(crate) fn is_published_broker() -> bool {
+    std::env::var_os("RELAY_NODE_BROKER").is_some()
 }
 
 /// Returns whether a process runs; one that has ended and was not waited for does not.

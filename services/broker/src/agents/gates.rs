@@ -111,7 +111,9 @@ impl AgentTask {
     pub(super) fn repeat_enter(&self, running: &mut ProgramRun, now: Timestamp) {
         if running.repeat_enter_at.is_some_and(|due| now >= due) {
             running.repeat_enter_at = None;
-            self.type_keys(running, "\r".to_owned());
+            if running.wants_end_since.is_none() {
+                self.type_keys(running, "\r".to_owned());
+            }
         }
     }
 

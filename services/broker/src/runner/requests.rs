@@ -14,8 +14,13 @@ use crate::api::types::runner_frame::Refusal;
 /// Largest answer of a route.
 const MAX_ANSWER: usize = 32 << 20;
 
-/// Characters of an unknown type in its refusal.
-const SHOWN_KIND: usize = 64;
+/// Maximum characters of a runner's text in a refusal or in the log.
+const MAX_SHOWN: usize = 64;
+
+/// Returns the beginning of a runner's text.
+pub(super) fn shown(text: &str) -> String {
+    text.chars().take(MAX_SHOWN).collect()
+}
 
 /// Answers a request by the route that does the same.
 pub(super) async fn call(routes: Router, key: &str, kind: &str, payload: &Value) -> Result<Value, Refusal> {
@@ -76,8 +81,7 @@ pub(super) fn route(kind: &str, payload: &Value) -> Result<(Method, String, Valu
         "preflight_agents" => (Method::POST, "/api/preflight".to_owned(), given),
         "shutdown" => (Method::POST, "/api/shutdown".to_owned(), json!({})),
         _ => {
-            let shown: String = kind.chars().take(SHOWN_KIND).collect();
-            return Err(Refusal::new("frame_failed", format!("{shown:?} is not known")));
+            return Err(Refusal::new("frame_failed", format!("{:?} is not known", shown(kind))));
         }
     })
 }

@@ -13,7 +13,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{outbox::Outbox, requests};
+use super::{
+    outbox::Outbox,
+    requests::{self, shown},
+};
 use crate::{
     agents::SpawnSource,
     api::{
@@ -215,7 +218,8 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
     match kind {
         "hello" => {
             let Hello { client_name, client_version } = read(payload)?;
-            tracing::info!(client_name, client_version, "a runner has introduced itself");
+            let [name, version] = [client_name, client_version].map(|text| text.map(|text| shown(&text)));
+            tracing::info!(client_name = name, client_version = version, "runner introduced itself");
             Ok(RunnerAnswer::Hello { broker_version: version::VERSION, protocol_version: VERSION }.into())
         }
         "register_node" => {

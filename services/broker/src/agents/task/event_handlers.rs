@@ -152,6 +152,8 @@ impl AgentTask {
                 self.perform(running, effects);
                 let _ = reply.send(answer);
             }
+            // Dropped: the caller keeps the dead letter, which is not typed any more.
+            AgentCommand::Redeliver { .. } if running.wants_end_since.is_some() => {}
             AgentCommand::Redeliver { message, reply } => {
                 self.publish_redelivery(&message);
                 running.pipeline.enqueue(*message);
