@@ -51,7 +51,7 @@ impl AgentTask {
 }
 
 impl Launch {
-    /// Removes ack files of the agent that nobody waits for any more, and their folder if it is empty then.
+    /// Removes the agent's ack files, which no delivery awaits any more, and their folder if it is empty then.
     pub(super) async fn remove_ack_folder(&self) {
         let Some(folder) = self.ack_folder.clone() else { return };
         let removed = tokio::task::spawn_blocking(move || {

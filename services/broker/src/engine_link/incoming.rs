@@ -77,7 +77,7 @@ impl Connection<'_> {
         let name = frame.agent.clone();
         let mailbox = self.shared.hosted.mailbox(&name);
         if frame.seq == 0 && frame.payload.kind == POSITION {
-            // In socket order: everything before it was taken in. Barriers come for an agent that nobody is.
+            // In socket order: everything before it was taken in. Barriers name an agent that does not exist.
             let position = mailbox.map_or(0, |mailbox| mailbox.acked());
             return self.send_ack(&name, position);
         }

@@ -55,7 +55,7 @@ impl TypedLine {
     }
 }
 
-/// What a sender chooses of the text that is typed for a message: body and names, without what is never typed.
+/// Returns the part of a typed message that its sender chooses: names and body, without characters that are not typed.
 pub(super) fn sender_text(message: &Message) -> String {
     let names = [&message.author.name, &message.target].map(|name| sanitise_sender(name));
     format!("{} {}", names.join(" "), sanitise_body(&message.body, TypingMode::BracketedPaste))
