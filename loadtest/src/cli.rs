@@ -256,7 +256,7 @@ pub(crate) enum Scenario {
         /// Agents on the node.
         #[arg(long, default_value_t = 50)]
         agents: usize,
-        /// Messages in each measurement.
+        /// Messages in each measurement; to all agents at once, a tenth of them.
         #[arg(long, default_value_t = 500)]
         messages: usize,
         /// Rounds; the order of the brokers alternates.

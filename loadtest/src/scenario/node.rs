@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use relay_testkit::client::Api;
+use relay_testkit::client::{Api, Reply};
 use relay_testkit::node::{BrokerSpec, FakeAgent, NodeBroker};
 use relay_testkit::wait;
 use serde_json::{Value, json};
@@ -21,10 +21,17 @@ use crate::target::Target;
 
 /// Spawns and posts in flight.
 const IN_FLIGHT: usize = 8;
-/// Time after the last spawn before memory is read.
+/// Time after the last spawn or injection before the next measurement.
 const SETTLE: Duration = Duration::from_secs(10);
-/// A published broker waits 25 s for the readiness of some programs.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// Time without another typed message after which the rest counts as lost. A published broker waits 25 s for the
+/// readiness of some programs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Time between two counts of typed messages.
+const POLL: Duration = Duration::from_millis(25);
+/// Channel of all agents.
+const CHANNEL: &str = "all";
+/// Messages to one agent for each post to all agents, which is many messages.
+const MESSAGES_PER_FAN_OUT: usize = 10;
 /// Bytes per second of the agent whose output is streamed.
 const FLOOD: &str = "2000000";
 /// Unit of /proc times on every supported Linux architecture.
@@ -128,9 +135,16 @@ async fn measure(
     let typed = side.typed_latencies(size.messages.min(100)).await?;
     figures.push(("typed_p50_ms", percentile(&typed, 50)));
     figures.push(("typed_p99_ms", percentile(&typed, 99)));
-    let one = side.injections(&agents[..1], size.messages).await?;
-    figures.push(("injections_per_second_one", one));
-    figures.push(("injections_per_second_all", side.injections(&agents, size.messages).await?));
+    let to_one = async |number| side.sender.dm("agent-0", &format!("message {number}")).await;
+    let (per_second, lost) = side.injections(&agents[..1], size.messages, to_one).await?;
+    figures.extend([("injections_per_second_one", per_second), ("injections_lost_one", lost)]);
+    side.invite_all(size.agents).await?;
+    let to_all = async |number| side.sender.post_message(CHANNEL, &format!("to all {number}")).await;
+    let posts = size.messages.div_ceil(MESSAGES_PER_FAN_OUT);
+    let (per_second, lost) = side.injections(&agents, posts, to_all).await?;
+    figures.extend([("injections_per_second_all", per_second), ("injections_lost_all", lost)]);
+    // What the injections still cost, such as the wait for acks, would count as streaming.
+    sleep(SETTLE).await;
     figures.push(("cpu_ms_per_mb", side.cpu_per_mb().await?));
     // A published broker may not end in time; it is killed then, and that is no figure.
     let _ = side.broker.terminate().await;
@@ -153,22 +167,43 @@ impl Side {
         Ok(agent)
     }
 
-    /// Posts messages in turns to these agents and returns how many were typed in a second.
-    async fn injections(&self, agents: &[FakeAgent], count: usize) -> Result<f64> {
-        let before: usize = agents.iter().map(|agent| agent.messages().len()).sum();
+    /// Posts `posts` messages to all of `agents`. Returns how many were typed in a second, and how many never: a published
+    /// broker drops some.
+    async fn injections(
+        &self,
+        agents: &[FakeAgent],
+        posts: usize,
+        post: impl AsyncFn(usize) -> Result<Reply>,
+    ) -> Result<(f64, f64)> {
+        let typed = || agents.iter().map(|agent| agent.messages().len()).sum::<usize>();
+        let (before, count) = (typed(), posts * agents.len());
         let began = Instant::now();
-        let posts = stream::iter(0..count).map(|number| async move {
-            let name = format!("agent-{}", number % agents.len());
-            self.sender.dm(&name, &format!("message {number}")).await?.success()
-        });
-        let posting = posts.buffer_unordered(IN_FLIGHT).try_for_each(|_| async { Ok(()) });
-        let typed = wait::until_ok("all messages to be typed", PATIENCE, || async {
-            let now: usize = agents.iter().map(|agent| agent.messages().len()).sum();
-            ensure!(now >= before + count, "{} of {count}", now - before);
-            anyhow::Ok(())
-        });
-        tokio::try_join!(posting, typed)?;
-        Ok(count as f64 / began.elapsed().as_secs_f64())
+        let posting = stream::iter(0..posts).map(async |number| post(number).await?.success());
+        let posting = posting.buffer_unordered(IN_FLIGHT).try_for_each(|_| async { Ok(()) });
+        let typing = async {
+            let (mut seen, mut last) = (0, began);
+            while seen < count && last.elapsed() < PATIENCE {
+                sleep(POLL).await;
+                let now = typed() - before;
+                if now > seen {
+                    (seen, last) = (now, Instant::now());
+                }
+            }
+            anyhow::Ok((seen, last.duration_since(began)))
+        };
+        let ((), (seen, took)) = tokio::try_join!(posting, typing)?;
+        Ok((seen as f64 / took.as_secs_f64(), (count - seen) as f64))
+    }
+
+    /// Creates a channel of all agents: one post is a message to each, so that the broker is what limits injections
+    /// and not the engine.
+    async fn invite_all(&self, agents: usize) -> Result<()> {
+        self.sender.create_channel(CHANNEL).await?;
+        for number in 0..agents {
+            let invitation = json!({ "agent_name": format!("agent-{number}") });
+            self.sender.post(&format!("/v1/channels/{CHANNEL}/invite"), invitation).await?.success()?;
+        }
+        Ok(())
     }
 
     /// Times from the frame to the typed text, by the broker's events, one message after the other.
@@ -202,10 +237,11 @@ impl Side {
     /// CPU time of all broker processes for each MB that a reader gets of a flooding agent.
     async fn cpu_per_mb(&self) -> Result<f64> {
         let agent = FakeAgent::new("cooked", self.folder.join("flood.log"), &["--flood", FLOOD]);
-        let mut request = self.broker.socket_url("/ws?sinceSeq=0").into_client_request()?;
+        let mut request = self.broker.socket_url("/ws").into_client_request()?;
         request.headers_mut().insert("x-api-key", self.broker.key().parse()?);
         let (mut socket, _) = connect_async(request).await?;
-        self.broker.spawn(&agent, "flood", json!({ "skipRelayPrompt": true })).await?;
+        let spawned = self.broker.spawn(&agent, "flood", json!({ "skipRelayPrompt": true })).await?;
+        ensure!(spawned.is_success(), "{} {}", spawned.status, spawned.body);
         let (before, until) = (self.cpu_seconds(), Instant::now() + SETTLE);
         let mut bytes = 0;
         while Instant::now() < until {
