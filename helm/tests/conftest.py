@@ -23,8 +23,8 @@ def values_of(name):
     return yaml.safe_load(VALUE_SETS[name].read_text())
 
 
-@functools.cache
 def chart():
+    """The chart, loaded again each time: rendering it without a subchart removes the subchart from the loaded chart."""
     return Chart.load(CHART)
 
 

@@ -96,6 +96,11 @@ def without_bulk(text):
     return yaml.safe_dump_all(kept, sort_keys=False)
 
 
+def test_nats_of_a_trial_restarts_with_another_configuration():
+    pods = [one(name, "StatefulSet", "-trial-nats")["spec"]["template"] for name in ("trial", "trial-cluster")]
+    assert len({pod["metadata"]["annotations"]["checksum/config"] for pod in pods}) == 2
+
+
 def test_the_chart_can_be_packaged(tmp_path):
     archive = package(CHART, destination=tmp_path)
     assert os.path.getsize(archive) > 10_000
@@ -173,7 +178,9 @@ def test_no_secret_is_in_the_open(name):
     for thing in objects(rendered(name)):
         if thing["kind"] != "Secret":
             text = yaml.safe_dump(thing, width=10_000)
-            assert not [value for value in secret if value in text], thing["metadata"]["name"]
+            # As a whole word: the password of a trial is the beginning of names.
+            found = [value for value in secret if re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", text)]
+            assert not found, thing["metadata"]["name"]
 
 
 @every_set

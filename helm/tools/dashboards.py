@@ -91,7 +91,7 @@ DELIVERY = board(
     graph("From send to ack", "s", "Time from queueing a frame for a socket to its ack; one frame per agent is measured at a time.",
           ("p50", quantile(0.5, "relay_ack_latency_seconds")),
           ("p99", quantile(0.99, "relay_ack_latency_seconds"))),
-    graph("Not delivered live", "cps", "Replays rise after reconnects. A rate of missing live copies that stays high means that NATS loses copies.",
+    graph("Not delivered live", "cps", "Replays rise after reconnects. A rate of missing live copies that stays high means that copies are lost on NATS or not sent.",
           ("replayed after a resume", rate("relay_deliveries_replayed_total")),
           ("live copy missing", rate("relay_deliveries_repaired_total")),
           ("duplicates dropped", rate("relay_duplicates_dropped_total"))),

@@ -185,15 +185,6 @@ pub(crate) enum Scenario {
         #[arg(long, default_value_t = 5_000)]
         direct_agents: usize,
     },
-    /// Receive messages of many subscriptions over one and several connections to a bare NATS server.
-    Subscriptions {
-        /// Number of subscriptions.
-        #[arg(long, default_value_t = 20_000)]
-        subjects: usize,
-        /// Numbers of connections; each number is one window.
-        #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4])]
-        connections: Vec<usize>,
-    },
     /// Measure deliveries of a busy workspace without observers, then with many.
     Observe {
         /// Number of observers of the workspace.
@@ -274,7 +265,7 @@ pub(crate) enum Scenario {
         nats: String,
     },
     /// Run the scenarios that are compared with a baseline, with their defaults: all but `rolling`, `observe`,
-    /// `subscriptions`, `placement`, `fair` and `node`, and `read` with a tenth of its messages.
+    /// `placement`, `fair` and `node`, and `read` with a tenth of its messages.
     All,
 }
 

@@ -293,7 +293,7 @@ fn nats_findings(health: &NatsHealth) -> Vec<Finding> {
             "jetstream republish",
             found.republishes,
             Verdict::Warn,
-            format!("{}: {}", stream.name, if found.republishes { "on" } else { "off: nothing is delivered live" }),
+            format!("{}: {}", stream.name, if found.republishes { "on" } else { "off: copies are late" }),
             "remove the stream; gateways recreate it",
         ));
         findings.push(checked(

@@ -1,6 +1,6 @@
 //! Manual recovery of a restored database, for `relayctl restore`. Gateways and workers do the same when they start.
 
-use std::{num::NonZeroU8, time::Duration};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use relay_store::recovery::DatabaseState;
@@ -46,7 +46,7 @@ impl Admin {
         let owner = process_name();
         let ids = self.lease_ids(&owner).await?;
         let keys = load_frame_keys(&self.store, configured).await?;
-        let stream = Stream::connect(nats, process_identity(owner, keys), NonZeroU8::MIN).await?;
+        let stream = Stream::connect(nats, process_identity(owner, keys)).await?;
         let since = Instant::now();
         while !stream.is_up() && since.elapsed() < NATS_TIMEOUT {
             tokio::time::sleep(POLL_EVERY).await;

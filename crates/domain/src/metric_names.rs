@@ -11,6 +11,8 @@ pub const DELIVERIES_WRITTEN: &str = "relay_deliveries_written_total";
 pub const DELIVERIES_PUBLISHED: &str = "relay_deliveries_published_total";
 /// Commit batches that the publisher had no room for; the outbox relay publishes them. Counter.
 pub const PUBLISH_SKIPPED: &str = "relay_publish_skipped_total";
+/// Live copies for connections whose queues were full; their mailboxes are compared with Postgres. Counter.
+pub const LIVE_COPIES_DROPPED: &str = "relay_live_copies_dropped_total";
 /// Commit batches that JetStream stored slowly, so that gateways were notified to read Postgres. Counter.
 pub const PUBLISH_STALLED: &str = "relay_publish_stalled_total";
 /// Deliveries not written because the recipient's mailbox was full. Counter.
@@ -32,7 +34,7 @@ pub const DELIVERIES_DEAD_LETTERED: &str = "relay_deliveries_dead_lettered_total
 pub const DELIVERIES_REDRIVEN: &str = "relay_deliveries_redriven_total";
 /// Age of the oldest item that waits for a worker loop, in seconds. Gauge; label `loop`.
 pub const LOOP_LAG_SECONDS: &str = "relay_loop_lag_seconds";
-/// Live frames dropped because their seq had been sent already. Counter.
+/// Live copies dropped because their seq had been sent already. Counter.
 pub const DUPLICATES_DROPPED: &str = "relay_duplicates_dropped_total";
 /// Acks beyond the highest seq ever sent, clamped to it. Counter.
 pub const ACKS_CLAMPED: &str = "relay_acks_clamped_total";

@@ -1,6 +1,6 @@
 //! Start of an engine: storage, a leased worker number for ids, a synchronized clock, background tasks.
 
-use std::{num::NonZeroU8, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use relay_egress::EgressConfig;
 use relay_store::{DatabaseAddress, Store};
@@ -56,8 +56,6 @@ pub struct EngineConfig {
     pub nats: NatsServers,
     /// Copies that JetStream keeps of each stream.
     pub nats_replicas: u8,
-    /// Connections to NATS over which live tails are spread.
-    pub nats_tail_connections: NonZeroU8,
     /// Postgres connections at most. Raising it past 16 costs commits more than it gives reads.
     pub database_connections: u32,
     /// Time after which Postgres ends a statement of this process, except those of a recovery.
@@ -93,7 +91,7 @@ impl Engine {
             keys: secrets.frame_keys(),
             clock: Clock::new(move || clock.now_ms()),
         };
-        let stream = Stream::connect(&config.nats, identity, config.nats_tail_connections).await?;
+        let stream = Stream::connect(&config.nats, identity).await?;
         let (hints, hint_queue) = Hints::new();
         let (announcer, announcements) = mpsc::channel(events::announcement::QUEUE);
         let core = Core {

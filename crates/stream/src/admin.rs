@@ -47,7 +47,7 @@ pub struct FoundStream {
     pub replicas: usize,
     /// Number of replicas that are up to date, including the leader; equals `replicas` on a single server.
     pub current: usize,
-    /// `true` if the stream republishes stored messages for live tails.
+    /// `true` if the stream republishes stored messages.
     pub republishes: bool,
     /// Actual retention; zero means unlimited.
     pub max_age: Duration,

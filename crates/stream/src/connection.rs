@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     fmt,
-    num::NonZeroU8,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::Duration,
@@ -127,19 +126,26 @@ fn log_new_failure(logged: &Mutex<Option<String>>, reason: String) {
     }
 }
 
+/// Logs what NATS refuses, such as a subject without a permission: the first after a connect, not each message.
+fn log_first_refusal(logged: &Mutex<Option<String>>, reason: String) {
+    let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged.is_none() {
+        tracing::warn!(
+            error = reason,
+            "nats refused a message or a subscription, deploy/nats/roles.conf has what roles need"
+        );
+        *logged = Some(reason);
+    }
+}
+
 /// Returns the user and the password of a URL, all servers of a cluster having the same.
 fn credentials(server: &ServerAddr) -> Option<(String, String)> {
     let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
     Some((decode(server.username()?), decode(server.password().unwrap_or_default())))
 }
 
-/// Opens a connection. `link` shows the state of the main one, and possible losses of all.
-async fn open(
-    servers: &NatsServers,
-    name: &str,
-    link: watch::Sender<LinkState>,
-    is_main: bool,
-) -> StreamResult<Client> {
+/// Opens the connection. `link` shows its state.
+async fn open(servers: &NatsServers, name: &str, link: watch::Sender<LinkState>) -> StreamResult<Client> {
     let logged_failure: Arc<Mutex<Option<String>>> = Arc::default();
     let (addresses, options) = servers.parse()?;
     options
@@ -152,14 +158,14 @@ async fn open(
         })
         .event_callback(move |event| {
             let (link, logged_failure) = (link.clone(), Arc::clone(&logged_failure));
-            async move { handle_event(event, &link, &logged_failure, is_main) }
+            async move { handle_event(event, &link, &logged_failure) }
         })
         .connect(addresses)
         .await
         .map_err(StreamError::from_nats("connecting"))
 }
 
-fn handle_event(event: Event, link: &watch::Sender<LinkState>, logged: &Mutex<Option<String>>, is_main: bool) {
+fn handle_event(event: Event, link: &watch::Sender<LinkState>, logged: &Mutex<Option<String>>) {
     let is_up = match event {
         Event::Connected => {
             *logged.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -168,15 +174,16 @@ fn handle_event(event: Event, link: &watch::Sender<LinkState>, logged: &Mutex<Op
         Event::Disconnected | Event::Closed => Some(false),
         Event::SlowConsumer(_) => None,
         Event::ClientError(error) => return log_new_failure(logged, error.to_string()),
-        Event::LameDuckMode | Event::Draining | Event::ServerError(_) => return,
+        Event::ServerError(error) => return log_first_refusal(logged, error.to_string()),
+        Event::LameDuckMode | Event::Draining => return,
     };
     link.send_modify(|link| {
-        link.is_up = is_up.filter(|_| is_main).unwrap_or(link.is_up);
+        link.is_up = is_up.unwrap_or(link.is_up);
         link.possible_losses += 1;
     });
 }
 
-/// Connection state, as observed by live tails.
+/// Connection state, as observed by receivers of live copies and events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LinkState {
     /// `true` while NATS is connected.
@@ -189,8 +196,6 @@ pub struct LinkState {
 #[derive(Debug, Clone)]
 pub struct Stream {
     pub(crate) client: Client,
-    /// Connections of the live tails.
-    pub(crate) tails: Arc<[Client]>,
     pub(crate) jetstream: jetstream::Context,
     link: watch::Sender<LinkState>,
     pub(crate) identity: Arc<ProcessIdentity>,
@@ -199,25 +204,15 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Connects in the background and reconnects forever, so NATS may be unavailable at startup. Live tails are spread
-    /// over `tail_connections`, of which the first is also that of everything else.
+    /// Connects in the background and reconnects forever, so NATS may be unavailable at startup.
     ///
     /// # Errors
     /// If a URL is invalid, or the file with authorities cannot be read.
-    pub async fn connect(
-        servers: &NatsServers,
-        identity: ProcessIdentity,
-        tail_connections: NonZeroU8,
-    ) -> StreamResult<Self> {
+    pub async fn connect(servers: &NatsServers, identity: ProcessIdentity) -> StreamResult<Self> {
         let (link, _) = watch::channel(LinkState::default());
-        let client = open(servers, identity.name, link.clone(), true).await?;
-        let mut tails = vec![client.clone()];
-        for _ in 1..tail_connections.get() {
-            tails.push(open(servers, identity.name, link.clone(), false).await?);
-        }
+        let client = open(servers, identity.name, link.clone()).await?;
         let jetstream = jetstream::context::ContextBuilder::new().timeout(Duration::from_secs(5)).build(client.clone());
-        let (tails, identity) = (tails.into(), Arc::new(identity));
-        Ok(Self { client, tails, jetstream, link, identity, hints_sent: Arc::default() })
+        Ok(Self { client, jetstream, link, identity: Arc::new(identity), hints_sent: Arc::default() })
     }
 
     /// Returns a watch on the connection state.
@@ -246,7 +241,8 @@ impl Stream {
         Ok(rebuilt)
     }
 
-    /// Creates or updates a stream over `subjects` that republishes stored messages for live tails.
+    /// Creates or updates a stream over `subjects` that republishes stored messages: events for their tails, deliveries for
+    /// gateways of the version before.
     async fn ensure_stream(
         &self,
         name: &str,
@@ -286,10 +282,8 @@ impl Stream {
 
     /// Flushes buffered messages and closes the connection.
     pub async fn close(&self) {
-        for client in self.tails.iter() {
-            if let Err(error) = client.drain().await {
-                tracing::debug!(%error, "failed to drain the nats connection");
-            }
+        if let Err(error) = self.client.drain().await {
+            tracing::debug!(%error, "failed to drain the nats connection");
         }
     }
 }

@@ -1,19 +1,15 @@
-//! Per-agent log: publishing committed deliveries and tailing them live.
+//! Per-agent log: publishing committed deliveries, which recovery reads back.
 
-use std::{
-    future::IntoFuture,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::future::IntoFuture;
 
-use async_nats::{HeaderMap, Message, Subscriber, jetstream::context::PublishAckFuture};
+use async_nats::{HeaderMap, jetstream::context::PublishAckFuture};
 use bytes::Bytes;
 use futures::{StreamExt as _, stream::FuturesUnordered};
-use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq, shard::agent_shard};
+use relay_domain::{AgentId, GatewayId, WorkspaceScope, mailboxes::stream::Seq};
 
 use crate::{
-    FrameKeys, Stream, StreamError, StreamResult,
-    mac::{HeaderFields, MAC, MessageKind},
+    Stream, StreamError, StreamResult,
+    mac::{HeaderFields, MAC},
     subjects,
 };
 
@@ -45,6 +41,8 @@ pub struct LogFrame {
     pub delivery_id: String,
     /// `node/provider` of the recipient at commit; the provider may be empty.
     pub location: String,
+    /// Gateways with the recipient's sockets at commit, to which its live copy is sent.
+    pub gateways: Vec<GatewayId>,
     /// The `deliver` frame as written to the socket; `None` above [`INLINE_LIMIT`].
     pub body: Option<Bytes>,
     /// Id of the sender, if any.
@@ -55,35 +53,6 @@ pub struct LogFrame {
     pub epoch: Option<i64>,
     /// Time at which the delivery expires, in milliseconds of Unix time, if that is soon.
     pub expires_at_ms: Option<i64>,
-}
-
-/// Live copy of a delivery.
-#[derive(Debug, Clone)]
-pub struct LiveFrame {
-    /// Position in the mailbox.
-    pub seq: Seq,
-    /// Id of the delivery.
-    pub delivery_id: String,
-    /// `node/provider` of the recipient at commit.
-    pub location: String,
-    /// The frame; `None` for a reference that must be read from Postgres.
-    pub body: Option<Bytes>,
-    /// W3C trace context of the request.
-    pub traceparent: Option<String>,
-    /// Recovery epoch of the delivery; `None` in frames of the version before.
-    pub epoch: Option<i64>,
-    /// Time at which the delivery expires, in milliseconds of Unix time; `None` if it had more than a minute left, and
-    /// in frames of the version before.
-    pub expires_at_ms: Option<i64>,
-}
-
-/// Message of a live tail.
-#[derive(Debug, Clone)]
-pub enum LiveCopy {
-    /// Delivery that a process of this installation has published.
-    Frame(LiveFrame),
-    /// Unverified message: the mailbox may have changed.
-    WakeUp,
 }
 
 type AckFuture = <PublishAckFuture as IntoFuture>::IntoFuture;
@@ -104,48 +73,6 @@ impl PendingStore {
         }
         Ok(())
     }
-}
-
-/// Live tail of one agent's log.
-pub struct Tail {
-    subscriber: Subscriber,
-    /// Subject of the agent's log, which the codes of its frames cover.
-    subject: String,
-    keys: FrameKeys,
-}
-
-impl futures::Stream for Tail {
-    type Item = LiveCopy;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<LiveCopy>> {
-        let received = std::task::ready!(Pin::new(&mut self.subscriber).poll_next(cx));
-        Poll::Ready(received.map(|message| self.decode(message)))
-    }
-}
-
-impl Tail {
-    fn decode(&self, message: Message) -> LiveCopy {
-        // Without headers, which carry its code, a message does not verify.
-        let headers = message.headers.unwrap_or_default();
-        if !self.keys.verify_headers(MessageKind::Delivery, &self.subject, frame_fields(&headers), &message.payload) {
-            return LiveCopy::WakeUp;
-        }
-        decode_live_frame(&headers, message.payload).map_or(LiveCopy::WakeUp, LiveCopy::Frame)
-    }
-}
-
-fn decode_live_frame(headers: &HeaderMap, body: Bytes) -> Option<LiveFrame> {
-    let text = |name: &str| headers.get(name).map(|value| value.as_str().to_owned());
-    let number = |name: &str| headers.get(name).map(|value| value.as_str().parse()).transpose().ok();
-    Some(LiveFrame {
-        seq: headers.get(SEQ)?.as_str().parse().ok()?,
-        delivery_id: text(MESSAGE_ID)?,
-        location: text(LOCATION)?,
-        traceparent: text(TRACEPARENT),
-        epoch: number(EPOCH)?,
-        expires_at_ms: number(EXPIRES)?,
-        body: headers.get(REFERENCE).is_none().then_some(body),
-    })
 }
 
 /// Headers of a frame that its code covers. The version before does not know the last two, so the code does not cover
@@ -199,25 +126,12 @@ impl Stream {
         }
         Ok(PendingStore { acks })
     }
-
-    /// Subscribes to an agent's new frames.
-    ///
-    /// # Errors
-    /// If the client is closed.
-    pub async fn tail_agent(&self, scope: WorkspaceScope, agent: AgentId) -> StreamResult<Tail> {
-        // Ids are not spread evenly, shards are.
-        let connection = usize::from(agent_shard(scope.workspace_id(), agent)) % self.tails.len();
-        let subscriber = self.tails[connection]
-            .subscribe(subjects::live_subject(scope, agent))
-            .await
-            .map_err(StreamError::from_nats("tailing an agent's log"))?;
-        Ok(Tail { subscriber, subject: subjects::log_subject(scope, agent), keys: self.identity.keys.clone() })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{FrameKeys, mac::MessageKind};
 
     const SUBJECT: &str = "d.1.7.9";
 
@@ -235,7 +149,7 @@ mod tests {
         let mut signed = frame();
         signed.insert(MAC, keys.sign_headers(SUBJECT, frame_fields(&frame()), b"body"));
         let is_believed = |headers: &HeaderMap, subject: &str, body: &[u8]| {
-            keys.verify_headers(MessageKind::Delivery, subject, frame_fields(headers), body)
+            keys.verify_headers(MessageKind::Logged, subject, frame_fields(headers), body)
         };
         assert!(is_believed(&signed, SUBJECT, b"body"));
         for name in FRAME_FIELDS {
@@ -251,7 +165,6 @@ mod tests {
         let code = keys.sign_headers(SUBJECT, frame_fields(&of_epoch), b"body");
         of_epoch.insert(MAC, code.as_str());
         assert!(is_believed(&of_epoch, SUBJECT, b"body"));
-        assert_eq!(decode_live_frame(&of_epoch, Bytes::new()).and_then(|frame| frame.epoch), Some(7));
         let mut without_epoch = frame();
         without_epoch.insert(MAC, code);
         assert!(!is_believed(&without_epoch, SUBJECT, b"body"), "its epoch was removed");
@@ -263,7 +176,6 @@ mod tests {
             let code = keys.sign_headers(SUBJECT, frame_fields(&expiring), b"body");
             expiring.insert(MAC, code.as_str());
             assert!(is_believed(&expiring, SUBJECT, b"body"));
-            assert_eq!(decode_live_frame(&expiring, Bytes::new()).and_then(|frame| frame.expires_at_ms), Some(8));
             expiring.insert(EXPIRES, "9");
             assert!(!is_believed(&expiring, SUBJECT, b"body"), "its end was changed");
             let mut without_end = frame();
@@ -273,19 +185,5 @@ mod tests {
             without_end.insert(MAC, code);
             assert!(!is_believed(&without_end, SUBJECT, b"body"), "its end was removed");
         }
-    }
-
-    #[test]
-    fn a_frame_needs_its_seq_and_location_and_a_reference_has_no_body() {
-        let body = Bytes::from_static(b"body");
-        let decoded = decode_live_frame(&frame(), body.clone()).expect("complete");
-        assert_eq!((decoded.seq, decoded.location.as_str(), decoded.body.as_ref()), (3, "node/broker", Some(&body)));
-        let mut reference = frame();
-        reference.insert(REFERENCE, "postgres");
-        assert_eq!(decode_live_frame(&reference, body.clone()).expect("complete").body, None);
-        let mut unnumbered = frame();
-        unnumbered.insert(SEQ, "three");
-        assert!(decode_live_frame(&unnumbered, body.clone()).is_none());
-        assert!(decode_live_frame(&HeaderMap::new(), body).is_none());
     }
 }

@@ -1,8 +1,8 @@
 //! Message authentication codes: proof that a message on NATS was published by a process of this installation.
 //!
-//! [`FrameKeys`] signs everything that a receiver would act on without reading a row. The code covers the subject and
-//! every header that the receiver believes, so that a captured message is worthless for another agent, seq, location or
-//! gateway. A message without a valid code is a wake-up: its receiver reads Postgres.
+//! [`FrameKeys`] signs everything that a receiver would act on without reading a row. The code covers the subject, the
+//! body and every header that the receiver believes, so that a captured message is worthless for another agent, seq,
+//! location or gateway. A message without a valid code is a wake-up: its receiver reads Postgres.
 
 use std::{
     fmt,

@@ -10,8 +10,10 @@ use relay_domain::{
 pub(crate) const LOG_WILDCARD: &str = "d.>";
 /// Subjects of the event stream.
 pub(crate) const EVENTS_WILDCARD: &str = "e.>";
-/// Prefix of the subjects on which stored messages are republished.
+/// Prefix of the subjects on which stored events are republished, and deliveries for gateways of the version before.
 pub(crate) const LIVE_PREFIX: &str = "live.";
+/// Prefix of the subjects of live copies for one gateway.
+const COPIES: &str = "relay.live";
 /// Subject of hints for every process, and prefix of those for one gateway.
 const HINTS: &str = "relay.hints";
 
@@ -21,9 +23,9 @@ pub(crate) fn log_subject(scope: WorkspaceScope, agent: AgentId) -> String {
     format!("d.{}.{workspace}.{agent}", agent_shard(workspace, agent))
 }
 
-/// Returns the subject of an agent's live tail.
-pub(crate) fn live_subject(scope: WorkspaceScope, agent: AgentId) -> String {
-    format!("{LIVE_PREFIX}{}", log_subject(scope, agent))
+/// Returns the subject of live copies for a gateway.
+pub(crate) fn live_subject(gateway: GatewayId) -> String {
+    format!("{COPIES}.{gateway}")
 }
 
 /// Returns the subject of a workspace's events.

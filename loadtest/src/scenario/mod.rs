@@ -14,7 +14,6 @@ mod read;
 mod reconnect;
 mod replay;
 mod rolling;
-mod subscriptions;
 
 use anyhow::Result;
 
@@ -44,9 +43,6 @@ pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Repor
         Scenario::Rolling { rate, agents } => rolling::run(common, *rate, common.scaled(*agents), report).await,
         Scenario::Idle { agents, direct_agents } => {
             idle::run(common, common.scaled(*agents), common.scaled(*direct_agents), report).await
-        }
-        Scenario::Subscriptions { subjects, connections } => {
-            subscriptions::run(common, common.scaled(*subjects), connections, report).await
         }
         Scenario::Observe { observers, rate, agents } => {
             observe::run(common, common.scaled(*observers), *rate, common.scaled(*agents), report).await

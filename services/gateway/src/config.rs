@@ -1,9 +1,6 @@
 //! Configuration of a gateway: flags, environment variables, and the rules between settings. Read by `main`.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    num::NonZeroU8,
-};
+use std::net::{IpAddr, SocketAddr};
 
 use clap::Parser;
 use ipnet::IpNet;
@@ -34,10 +31,6 @@ pub struct Config {
     /// Replicas that JetStream keeps of each stream: 3 requires at least three servers.
     #[arg(long, env = "RELAY_NATS_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     pub nats_replicas: u8,
-
-    /// Connections to NATS over which the subscriptions of connected agents are spread.
-    #[arg(long, env = "RELAY_NATS_TAIL_CONNECTIONS", default_value = "1")]
-    pub nats_tail_connections: NonZeroU8,
 
     /// Address on which clients and nodes connect.
     #[arg(long, env = "RELAY_LISTEN", default_value = "127.0.0.1:8787")]

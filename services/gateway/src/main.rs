@@ -90,6 +90,8 @@ async fn run() -> anyhow::Result<()> {
     }
     // The loops, above all the lease renewal, continue while the sockets drain.
     let drained = CancellationToken::new();
+    let copies = registry.clone().run_live_copies(engine.clone(), gateway_id, drained.clone());
+    tasks.spawn("live-copies", copies);
     let loops = tasks.spawn("socket-loops", registry.clone().run(engine.clone(), gateway_id, drained.clone()));
     let drain = tasks.spawn("drain", {
         let (registry, shutdown) = (registry.clone(), shutdown.clone());
@@ -125,7 +127,6 @@ async fn start_engine(config: &Config, tasks: &TaskSet) -> anyhow::Result<Engine
         database: config.database.address(),
         nats: config.nats.servers(),
         nats_replicas: config.nats_replicas,
-        nats_tail_connections: config.nats_tail_connections,
         database_connections: config.database_connections,
         statement_limit: STATEMENT_LIMIT,
         restore_margin: config.restore_margin,

@@ -1,6 +1,6 @@
 //! Configuration of a worker. Read by `main`.
 
-use std::{net::SocketAddr, num::NonZeroU8};
+use std::net::SocketAddr;
 
 use relay_dispatch::{destinations::DestinationConfig, push::PushConfig};
 use relay_engine::{
@@ -111,7 +111,6 @@ impl Config {
             database: self.database.address(),
             nats: self.nats.servers(),
             nats_replicas: self.nats_replicas,
-            nats_tail_connections: NonZeroU8::MIN,
             database_connections: DATABASE_CONNECTIONS,
             restore_margin: self.restore_margin,
             files: self.files.clone(),

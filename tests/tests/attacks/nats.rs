@@ -14,6 +14,7 @@ use relay_testkit::{
     wait,
 };
 use serde_json::{Value, json};
+use sqlx::{Connection as _, PgConnection};
 
 const SOON: Duration = Duration::from_secs(30);
 const UNVERIFIED: &str = "relay_nats_unverified_total";
@@ -47,6 +48,12 @@ impl Attacker {
         tokio::time::timeout(SOON, search).await.with_context(|| format!("no {what} was published"))?
     }
 
+    /// Records the live copy of the message with this text.
+    async fn record_copy(&mut self, text: &str) -> Result<Message> {
+        let is_it = |message: &Message| message.subject.starts_with("relay.live.") && text_of(message).contains(text);
+        self.record(&format!("copy of {text}"), is_it).await
+    }
+
     /// Publishes messages and waits until a gateway has refused all of them.
     async fn attack(&self, victim: &Service, messages: Vec<(String, HeaderMap, Vec<u8>)>) -> Result<()> {
         let before = victim.metric(UNVERIFIED).await?;
@@ -62,6 +69,12 @@ impl Attacker {
         })
         .await
     }
+}
+
+/// Returns the id of the recipient of a recorded copy.
+fn agent_of(message: &Message) -> Result<String> {
+    let copies: Value = serde_json::from_slice(&message.payload)?;
+    Ok(copies["copies"][0]["agent"].as_str().context("an agent")?.to_owned())
 }
 
 fn text_of(message: &Message) -> String {
@@ -101,12 +114,32 @@ async fn delivered(socket: &mut NodeSocket, text: &str) -> Result<i64> {
     frame["seq"].as_i64().context("a seq")
 }
 
+/// Sends cat a message at the first gateway, and removes the delivery, as a failover does that loses it. Returns its
+/// copy.
+async fn record_lost_copy(stack: &Stack, attacker: &mut Attacker, sender: &Api, cat: &Api) -> Result<Message> {
+    let mut socket = cat.at(stack.gateway(0).url()).direct_socket().await?;
+    sender.dm("cat", "lost").await?.success()?;
+    assert_eq!(delivered(&mut socket, "lost").await?, 1);
+    let copy = attacker.record_copy("lost").await?;
+    socket.close().await?;
+    let mut database = PgConnection::connect(stack.database_url()).await?;
+    for statement in [
+        "DELETE FROM deliveries WHERE agent_id = (SELECT agent_id FROM agents WHERE name = 'cat')",
+        "UPDATE mailbox_heads SET next_seq = 1 WHERE agent_id = (SELECT agent_id FROM agents WHERE name = 'cat')",
+    ] {
+        let removed = sqlx::query(statement).execute(&mut database).await?;
+        ensure!(removed.rows_affected() == 1, "{statement}: {removed:?}");
+    }
+    Ok(copy)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forged_and_replayed_deliveries_reach_no_socket() -> Result<()> {
     let stack = Stack::builder().gateways(2).worker(false).start().await?;
     let key = Api::create_workspace(stack.gateway(0).url(), "wiretapped").await?;
     let (ann, bob, eve) =
         (key.register_agent("ann").await?, key.register_agent("bob").await?, key.register_agent("eve").await?);
+    let cat = key.as_agent(&key.register_agent("cat").await?);
     let victim = stack.gateway(1);
     let (as_bob, as_eve) = (key.as_agent(&bob).at(victim.url()), key.as_agent(&eve).at(victim.url()));
     let (mut at_bob, mut at_eve) = (as_bob.direct_socket().await?, as_eve.direct_socket().await?);
@@ -116,46 +149,60 @@ async fn forged_and_replayed_deliveries_reach_no_socket() -> Result<()> {
     // Genuine frames arrive live: none is refused, and none is read from Postgres.
     ann.dm("bob", "first").await?.success()?;
     assert_eq!(delivered(&mut at_bob, "first").await?, 1);
-    let to_bob = attacker.record("copy for bob", |m| m.subject.starts_with("live.d.") && text_of(m).contains("first"));
-    let to_bob = to_bob.await?;
+    let to_bob = attacker.record_copy("first").await?;
     ann.dm("eve", "hello").await?.success()?;
     assert_eq!(delivered(&mut at_eve, "hello").await?, 1);
-    let to_eve = attacker.record("copy for eve", |m| m.subject.starts_with("live.d.") && text_of(m).contains("hello"));
-    let to_eve = to_eve.await?;
+    let to_eve = attacker.record_copy("hello").await?;
     for name in [UNVERIFIED, "relay_deliveries_repaired_total"] {
         assert_eq!(victim.metric(name).await?, 0.0, "{name}");
     }
+    let to_cat = record_lost_copy(&stack, &mut attacker, &ann, &cat).await?;
+    let mut at_cat = cat.at(victim.url()).direct_socket().await?;
 
-    let second = [("Relay-Seq", "2"), ("Nats-Msg-Id", "dlv_9_9")];
-    let stored = |message: &Message| message.subject.trim_start_matches("live.").to_owned();
-    let (bob_s, eve_s) = (to_bob.subject.to_string(), to_eve.subject.to_string());
-    let forged = replaced(&to_bob, "first", FORGED);
-    let mut unsigned = headers_with(&to_bob, &second);
-    unsigned.insert("Relay-Mac", "");
+    // Two are for sockets of one gateway, the third is for one of the other.
+    let subject = to_bob.subject.to_string();
+    assert_eq!(subject, to_eve.subject.to_string());
+    assert_ne!(subject, to_cat.subject.to_string());
+    let signed = headers_with(&to_bob, &[]);
+    let with_code = |code: &str| headers_with(&to_bob, &[("Relay-Mac", code)]);
+    // The next delivery of its recipient, to whom it would be sent if it were believed.
+    let as_second = text_of(&to_bob).replace(r#""seq":1"#, r#""seq":2"#);
+    let forged = as_second.replace("first", FORGED);
+    let for_eve = forged.replace(&agent_of(&to_bob)?, &agent_of(&to_eve)?);
+    let published = |headers: HeaderMap, body: &str| (subject.clone(), headers, body.as_bytes().to_vec());
     attacker
         .attack(
             victim,
             vec![
-                (bob_s.clone(), unsigned.clone(), forged.clone()),
-                (bob_s.clone(), headers_with(&to_bob, &second), forged.clone()),
-                (bob_s.clone(), headers_with(&to_bob, &[]), forged.clone()),
-                // Recorded for bob, published as another seq, for another agent, from another place.
-                (bob_s.clone(), headers_with(&to_bob, &second), to_bob.payload.to_vec()),
-                (bob_s.clone(), headers_with(&to_eve, &second), to_eve.payload.to_vec()),
-                (eve_s, headers_with(&to_bob, &second), to_bob.payload.to_vec()),
-                (bob_s.clone(), headers_with(&to_bob, &[("Relay-Location", "elsewhere/")]), to_bob.payload.to_vec()),
-                (bob_s.clone(), headers_with(&to_bob, &[("Relay-Seq", "9007199254740993")]), Vec::new()),
-                (bob_s, HeaderMap::new(), b"{}".to_vec()),
-                // Into the stream, which republishes it.
-                (stored(&to_bob), unsigned, forged),
+                published(HeaderMap::new(), &forged),
+                published(with_code(""), &forged),
+                // Of the length of a code.
+                published(with_code(&"A".repeat(48)), &forged),
+                published(headers_with(&to_eve, &[]), &forged),
+                // Signed for bob, published with another text, as another seq, for another agent.
+                published(signed.clone(), &forged),
+                published(signed.clone(), &as_second),
+                published(signed.clone(), &for_eve),
+                // Signed for the subject of the other gateway.
+                published(headers_with(&to_cat, &[]), &text_of(&to_cat)),
+                // Would have bob's deliveries wait: from another place, far ahead.
+                published(signed.clone(), &text_of(&to_bob).replace(r#""location":""#, r#""location":"elsewhere"#)),
+                published(signed.clone(), &text_of(&to_bob).replace(r#""seq":1"#, r#""seq":9007199254740993"#)),
+                published(HeaderMap::new(), "{}"),
+                published(signed.clone(), "["),
             ],
         )
         .await?;
+    // Genuine, and received before.
+    attacker.nats.publish_with_headers(subject, signed, to_bob.payload.clone()).await?;
+    attacker.nats.flush().await?;
 
     ann.dm("bob", "second").await?.success()?;
     assert_eq!(delivered(&mut at_bob, "second").await?, 2);
     ann.dm("eve", "there").await?.success()?;
     assert_eq!(delivered(&mut at_eve, "there").await?, 2);
+    ann.dm("cat", "instead").await?.success()?;
+    assert_eq!(delivered(&mut at_cat, "instead").await?, 1);
     Ok(())
 }
 

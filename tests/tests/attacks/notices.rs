@@ -38,7 +38,7 @@ async fn full_mailboxes_cost_one_hint_for_each_post() -> Result<()> {
     for nth in 0..DEPTH {
         ann.post_message("general", &format!("post {nth}")).await?.success()?;
     }
-    // JetStream has them, so that no hint that it is slow is among those that are counted.
+    // JetStream has them, so that no hint of a batch without an answer is among those that are counted.
     let stored = DEPTH * i32::try_from(AGENTS)?;
     wait::until("the deliveries to be stored", SOON, || async {
         let published = posting.metric("relay_deliveries_published_total").await;

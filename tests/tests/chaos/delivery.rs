@@ -29,7 +29,10 @@ async fn a_lost_live_copy_and_hint_of_the_last_message_delay_it_by_seconds_at_mo
         }
         scene.wait_received("ada", 2 * round - 1, SOON).await;
         scene.wait_received("bob", 2 * round - 1, SOON).await;
-        scene.stack.nats_proxy().drop_nats_messages(|subject| subject.starts_with("live.") || subject == "relay.hints");
+        scene
+            .stack
+            .nats_proxy()
+            .drop_nats_messages(|subject| subject.starts_with("relay.live.") || subject == "relay.hints");
         // An older transaction that stays open delays no reader of the change feed.
         let held = scene.database.lock("SELECT pg_current_xact_id()").await?;
         // Sent from the other gateway, so that nothing is cached in the process.

@@ -45,7 +45,7 @@ struct Topology {
 async fn nothing_is_lost_repeated_or_reordered_while_everything_is_killed() -> Result<()> {
     let scene = Arc::new(Scene::start_with(Stack::builder().through_proxies(true)).await?);
     // One live copy in twenty is lost throughout, in addition to the faults.
-    scene.stack.nats_proxy().drop_nats_messages(|subject| subject.starts_with("live.") && random_below(20) == 0);
+    scene.stack.nats_proxy().drop_nats_messages(|subject| subject.starts_with("relay.live.") && random_below(20) == 0);
     let cast = Arc::new(create_topology(&scene).await?);
     println!("{} agents on {} nodes", cast.agents.len(), cast.nodes.len());
     let total = by_run_size(3_000, 20_000);

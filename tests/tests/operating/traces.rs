@@ -193,8 +193,7 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
         }
     }
 
-    // A frame that the log stored too slowly is read from Postgres and belongs to the commit: then another message is
-    // followed.
+    // A frame whose live copy is late is read from Postgres and belongs to the commit: then another message is followed.
     let mut followed = Err(anyhow::anyhow!("nothing was followed"));
     for seq in WAITING + 1..=WAITING + TRACES {
         let trace = trace(seq);

@@ -6,6 +6,7 @@ mod changed_nodes;
 mod frame_limits;
 mod holds;
 mod hosting;
+mod live_copies;
 mod malformed;
 mod message_send;
 mod registering;

@@ -1,7 +1,7 @@
 //! Checks of recovery: is the database restored, being recovered or to be recovered, and does JetStream hold what it
 //! should (ADR 0017)?
 
-use std::{num::NonZeroU8, time::Duration};
+use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use relay_store::{Store, recovery::DatabaseState};
@@ -75,7 +75,7 @@ async fn read_log(
 ) -> EngineResult<Option<LogFacts>> {
     let keys = load_frame_keys(store, configured).await?;
     let identity = process_identity(format!("relayctl-{}", std::process::id()), keys);
-    let stream = Stream::connect(nats, identity, NonZeroU8::MIN).await?;
+    let stream = Stream::connect(nats, identity).await?;
     let since = Instant::now();
     while !stream.is_up() {
         if since.elapsed() >= NATS_TIMEOUT {

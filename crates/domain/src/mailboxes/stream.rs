@@ -1,6 +1,6 @@
 //! Delivery stream of one agent on one connection: decides which frame leaves next.
 //!
-//! A [`MailboxStream`] is pure: live frames, rows read for repair, heads and acks go in; frames to write, repair
+//! A [`MailboxStream`] is pure: live copies, rows read for repair, heads and acks go in; frames to write, repair
 //! requests and the floor to store come out. It upholds invariant 4 of docs/architecture.md: frames leave in seq order,
 //! without a gap, and none leaves twice. The gateway's connection task owns one per agent and performs the effects.
 
@@ -13,9 +13,9 @@ pub type Seq = i64;
 /// farthest frame is dropped and read from the store later.
 pub const EARLY_LIMIT: usize = 128;
 
-/// Age of a gap at which the store is read, in milliseconds. Gateways that commit for the same agent publish
-/// independently, so live frames overtake each other: by a few milliseconds, and by several ten where each publishes a
-/// thousand frames at a time. Reading those costs more than their commit, and their late copies are dropped.
+/// Age of a gap at which the store is read, in milliseconds. Gateways that commit for the same agent send copies
+/// independently, so live copies overtake each other: by a few milliseconds, and by several ten where each sends a
+/// thousand at a time. Reading those costs more than their commit, and their late copies are dropped.
 pub const REORDER_WAIT_MS: u64 = 100;
 
 /// The same for a frame of which no live copy is expected, because it was not kept, or existed when the stream opened.
@@ -31,7 +31,7 @@ enum Phase {
     Suspended,
 }
 
-/// Outcome of a live frame.
+/// Outcome of a live copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
     /// Buffered; [`MailboxStream::next_frame`] releases it in its turn.
@@ -118,7 +118,7 @@ impl<F> MailboxStream<F> {
         self.early.retain(|seq, _| *seq >= next);
     }
 
-    /// Handles a frame from the live tail.
+    /// Handles a live copy.
     pub fn on_live(&mut self, seq: Seq, frame: F) -> Arrival {
         self.head = self.head.max(seq);
         if self.phase == Phase::Gated {
@@ -270,7 +270,7 @@ impl<F> MailboxStream<F> {
     }
 
     /// Returns the head at the time of opening. Frames up to it that come from the store are replays; later ones are
-    /// repairs, because a live frame was expected.
+    /// repairs, because a live copy was expected.
     #[must_use]
     pub const fn replay_end(&self) -> Seq {
         self.replay_end
@@ -422,7 +422,7 @@ mod tests {
 
     proptest! {
         /// Frames leave in the order start, start+1, … without a gap or a repeat, and all of them leave in the end,
-        /// however the tail loses, repeats or reorders them.
+        /// however live copies are lost, repeated or reordered.
         #[test]
         fn frames_leave_in_order_exactly_once(
             start in 1..20i64,

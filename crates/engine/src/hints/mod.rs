@@ -121,7 +121,7 @@ impl Hints {
         self.mailboxes_changed([(scope, agent)]);
     }
 
-    /// Has this process compare a mailbox with its rows, because a message about it could not be verified.
+    /// Has this process compare a mailbox with its rows, because a live copy of it is of another recovery epoch.
     pub fn compare_mailbox(&self, scope: WorkspaceScope, agent: AgentId) {
         let _ = self.local.send(Arc::new(Hint::MailboxesChanged { agents: vec![(scope.workspace_id(), agent)] }));
     }

@@ -1,10 +1,10 @@
-//! Serving mailboxes on a gateway's sockets: positions, repair and live tails.
+//! Serving mailboxes on a gateway's sockets: positions, repair and live copies.
 
 use std::{collections::HashMap, sync::Arc};
 
 use chrono::Utc;
 use relay_domain::{
-    AgentId, DeliveryId, NodeId, ProviderName, WorkspaceScope,
+    AgentId, DeliveryId, GatewayId, NodeId, ProviderName, WorkspaceScope,
     mailboxes::{ContentBudget, StoredDelivery, delivery::Settlement, stream::Seq},
 };
 use relay_store::mailboxes::replay::MailboxPage;
@@ -19,7 +19,7 @@ pub use relay_store::{
     },
     processes::gateway_leases::ConnectedProvider,
 };
-pub use relay_stream::{LinkState, LiveCopy, LiveFrame, ProbeRequest, Probes, Tail};
+pub use relay_stream::{LinkState, LiveCopies, LiveCopy, LiveFrame, ProbeRequest, Probes};
 use relay_tasks::byte_budget::ByteLease;
 use relay_wire::nodes::deliver_frame::{self, SharedFrame, SharedPayloads};
 use tokio::sync::watch;
@@ -181,12 +181,12 @@ impl Mailboxes {
         Ok(FittingRows { mailboxes, memory })
     }
 
-    /// Subscribes to the live frames of a mailbox.
+    /// Subscribes to the live copies for the sockets of a gateway.
     ///
     /// # Errors
     /// When the NATS client has been closed.
-    pub async fn tail(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Tail> {
-        Ok(self.stream.tail_agent(scope, agent).await?)
+    pub async fn live_copies(&self, gateway: GatewayId) -> EngineResult<LiveCopies> {
+        Ok(self.stream.subscribe_copies(gateway).await?)
     }
 
     /// Watches the NATS link: live copies arrive while it is up, and its count tells when some may have been lost.

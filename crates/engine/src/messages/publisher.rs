@@ -1,7 +1,8 @@
-//! Publishing after the commit: deliveries into the log, and the outbox row marked as published.
+//! Publishing after the commit: live copies to the gateways with the recipients' sockets, deliveries into the log, and
+//! the outbox row marked as published.
 //!
-//! JetStream comes last and decides nothing. Deliveries that it refuses, or stores too slowly, reach their recipients
-//! all the same: gateways get a hint to read Postgres.
+//! JetStream decides nothing: copies do not come from it. When it refuses a batch or stores it slowly, the connection to
+//! NATS may be broken, and gateways get a hint to read Postgres.
 
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -33,8 +34,8 @@ const QUEUE: usize = 256;
 const IN_FLIGHT: usize = 64;
 /// Bound of the copies of one message in the log together. Beyond it the recipients' gateways read it from Postgres.
 const COPIES_BYTES: usize = 16 * 1024 * 1024;
-/// A slower publish must not stall delivery: gateways get a hint to read Postgres. A cluster that elects a leader
-/// pauses for seconds.
+/// After a longer wait for NATS gateways get a hint to read Postgres: live copies may be lost. A cluster that elects a
+/// leader pauses for seconds.
 const STALL_TIMEOUT: Duration = Duration::from_millis(250);
 /// The same for one frame of a large batch. A busy JetStream stores some thousand frames a second, and to read a
 /// thousand mailboxes that are not behind would make it slower.
@@ -196,6 +197,7 @@ impl CommittedBatch {
                     seq: row.seq,
                     delivery_id: id.to_string(),
                     location: location(row.node_id.as_str(), provider),
+                    gateways: row.gateways.clone(),
                     body: (!s.is_reference && payload.get().len() <= INLINE_LIMIT)
                         .then(|| deliver_frame::deliver_frame(id, name, row.seq, recipient.mode, payload)),
                     sender: Some(message.agent_id),
@@ -251,7 +253,7 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
     while let Some(mut committed) = batches.recv().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
-        // The outbox relay publishes the batch once JetStream is back; recipients read Postgres meanwhile. After a
+        // The outbox relay publishes the batch once NATS is back; recipients read Postgres meanwhile. After a
         // recovery the deliveries may be lost, and their numbers assigned to others.
         if !engine.inner.stream.is_up() || engine.store().served_epoch() != committed.epoch {
             engine.hints().mailboxes_changed(committed.mailboxes());
@@ -263,10 +265,14 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
             let _ = published.try_send(committed.batch);
             continue;
         }
+        let copied = tokio::time::timeout(STALL_TIMEOUT, engine.inner.stream.send_copies(&frames)).await;
+        if !matches!(copied, Ok(Ok(()))) {
+            engine.hints().mailboxes_changed(committed.mailboxes());
+        }
         let permit = match Arc::clone(&in_flight).try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => {
-                // JetStream has stalled: delivery must not.
+                // NATS may have stalled with the copies: delivery must not.
                 engine.hints().mailboxes_changed(committed.mailboxes());
                 let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else { return };
                 permit
@@ -403,6 +409,8 @@ fn log_frame(payloads: &mut SharedPayloads, row: &StoredDelivery, origin: Origin
         seq: row.seq,
         delivery_id: row.id().to_string(),
         location: location(&row.location.0, row.location.1.as_deref().unwrap_or_default()),
+        // Gateways read Postgres.
+        gateways: Vec::new(),
         body: body.map(|frame| frame.encode().into()),
         sender: row.sender,
         traceparent: origin.traceparent.map(ToOwned::to_owned),
@@ -423,6 +431,7 @@ mod tests {
             seq,
             node_id: NodeId::new("n1"),
             provider: provider.map(ProviderName::new),
+            gateways: Vec::new(),
             expires_at: DateTime::UNIX_EPOCH + TimeDelta::minutes(seq),
         };
         let mut committed = CommittedBatch { batch: BatchId::new(1), epoch: Some(7), sends: Vec::new(), _ended: None };

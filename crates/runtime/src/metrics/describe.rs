@@ -11,6 +11,7 @@ pub(super) fn describe_all() {
     describe_counter!(name::DELIVERIES_WRITTEN, "Delivery rows committed.");
     describe_counter!(name::DELIVERIES_PUBLISHED, "Delivery frames acknowledged by JetStream.");
     describe_counter!(name::PUBLISH_SKIPPED, "Commit batches not queued for publishing because the queue was full.");
+    describe_counter!(name::LIVE_COPIES_DROPPED, "Live copies dropped because the queue of their connection was full.");
     describe_counter!(name::PUBLISH_STALLED, "Commit batches that JetStream stored too slowly.");
     describe_counter!(name::DELIVERIES_REFUSED, "Deliveries not written because the recipient's mailbox was full.");
     describe_counter!(
@@ -25,7 +26,7 @@ pub(super) fn describe_all() {
         "Deliver frames read from Postgres because the live copy was missing or late, without replays of resumed mailboxes."
     );
     describe_counter!(name::DELIVERIES_DEAD_LETTERED, "Deliveries dead-lettered, by reason.");
-    describe_counter!(name::DUPLICATES_DROPPED, "Live frames dropped because their seq had already been sent.");
+    describe_counter!(name::DUPLICATES_DROPPED, "Live copies dropped because their seq had already been sent.");
     describe_counter!(name::ACKS_CLAMPED, "Acks above the highest seq ever sent, clamped to it.");
     describe_gauge!(
         name::OUTBOX_LAG_SECONDS,

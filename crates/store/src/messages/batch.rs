@@ -126,6 +126,9 @@ pub struct WrittenDelivery {
     pub node_id: NodeId,
     /// The provider that the recipient was bound to at commit.
     pub provider: Option<ProviderName>,
+    /// Gateways with the sockets on which the recipient was served at commit: that of its provider or, for an agent that
+    /// no provider is assigned to, those of all providers of its node. Their leases may have expired.
+    pub gateways: Vec<GatewayId>,
     pub expires_at: DateTime<Utc>,
 }
 
@@ -301,8 +304,13 @@ pub(crate) mod tests {
     fn a_watched_workspace_records_each_delivery_and_events_learn_the_id_of_their_message() {
         let received = Event::new(kind::WEBHOOK_RECEIVED, json!({ "message": { "id": null, "text": "text" } }));
         let send = NewSend { events: vec![received], ..send() };
-        let written =
-            WrittenDelivery { seq: 8, node_id: NodeId::new("n1"), provider: None, expires_at: DateTime::UNIX_EPOCH };
+        let written = WrittenDelivery {
+            seq: 8,
+            node_id: NodeId::new("n1"),
+            provider: None,
+            gateways: Vec::new(),
+            expires_at: DateTime::UNIX_EPOCH,
+        };
         let rows = [Some(written), None];
         let kinds = |events: &[Event]| events.iter().map(|event| event.kind.to_string()).collect::<Vec<_>>();
         let unwatched = message_events(&send, &rows, false);

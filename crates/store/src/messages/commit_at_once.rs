@@ -30,6 +30,7 @@ use crate::{
             Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome, WrittenDelivery, message_events,
             sort_and_dedup,
         },
+        commit_facts::{connected_gateways, gateways_of_agent},
         commit_write::{AttachmentColumns, BatchQuery, MessageColumns, written_rows},
         days::day_of,
     },
@@ -46,7 +47,9 @@ const COMMIT_AT_ONCE: &str = const_format::concatcp!(
     "
 WITH placed AS MATERIALIZED (
     SELECT k.workspace_id, k.agent_id, k.source_id, k.created_on, k.channel_id, k.mode, k.reason, k.created_at, k.ord,
-           a.node_id, a.provider, w.mailbox_depth AS depth,
+           a.node_id, a.provider, w.mailbox_depth AS depth, ",
+    gateways_of_agent!(),
+    " AS gateways,
            k.created_at + coalesce(k.ttl_ms * interval '1 millisecond',
                                    w.delivery_ttl_seconds * interval '1 second') AS expires_at
       FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::date[], $5::bigint[], $6::smallint[], $7::smallint[],
@@ -113,11 +116,11 @@ WITH placed AS MATERIALIZED (
 ), ",
     events::appended_events!("$49", "$50"),
     "
-SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq, node_id, provider, expires_at,
+SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq, node_id, provider, gateways, expires_at,
        NULL::bigint AS workspace_id, NULL::bigint AS first_seq, NULL::boolean AS watched
   FROM fitted
  UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, workspace_id, next_seq - n, watched FROM made JOIN raised USING (workspace_id)"
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, workspace_id, next_seq - n, watched FROM made JOIN raised USING (workspace_id)"
 );
 
 impl Store {
@@ -159,8 +162,8 @@ impl FromRow<'_, PgRow> for CommittedRow {
         };
         let Some(seq) = row.try_get::<Option<Seq>, _>("seq")? else { return Ok(Self::Delivery(ord, None)) };
         let (node_id, provider): (NodeId, Option<ProviderName>) = (row.try_get("node_id")?, row.try_get("provider")?);
-        let expires_at: DateTime<Utc> = row.try_get("expires_at")?;
-        Ok(Self::Delivery(ord, Some(WrittenDelivery { seq, node_id, provider, expires_at })))
+        let (gateways, expires_at) = (connected_gateways(row.try_get("gateways")?), row.try_get("expires_at")?);
+        Ok(Self::Delivery(ord, Some(WrittenDelivery { seq, node_id, provider, gateways, expires_at })))
     }
 }
 
@@ -388,7 +391,7 @@ mod tests {
         let (id, gateway_id, sends) = (BatchId::new(1), GatewayId::new(1), vec![send(), send()]);
         let batch = Batch { id, gateway_id, epoch: None, traceparent: None, sends };
         let (node_id, expires_at) = (NodeId::new("n1"), DateTime::UNIX_EPOCH);
-        let written = Some(WrittenDelivery { seq: 8, node_id, provider: None, expires_at });
+        let written = Some(WrittenDelivery { seq: 8, node_id, provider: None, gateways: Vec::new(), expires_at });
         let rows = || vec![CommittedRow::Delivery(1, None), CommittedRow::Delivery(4, written.clone())];
         assert!(StatementColumns::collect(&batch).outcome(&batch, rows()).is_none());
         let numbered = CommittedRow::Events(send().scope.workspace_id(), 5, false);

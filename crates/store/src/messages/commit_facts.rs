@@ -3,7 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use relay_domain::{AgentId, ChannelId, MessageId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
+use const_format::concatcp;
+use relay_domain::{AgentId, ChannelId, GatewayId, MessageId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
 use sqlx::{FromRow, Row, postgres::PgRow, types::Json};
 
 use crate::{
@@ -12,6 +13,27 @@ use crate::{
     decode::decode_rows,
     messages::batch::{Batch, NewSend, SendOutcome, sort_and_dedup},
 };
+
+/// Gateways of the providers by which the agent `a` is served, for [`connected_gateways`]. Both forms read by key: a
+/// condition on `gateway_id` would let the planner choose the index of all connected providers.
+macro_rules! gateways_of_agent {
+    () => {
+        "CASE WHEN a.provider IS NULL
+              THEN ARRAY(SELECT p.gateway_id FROM providers p
+                          WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id)
+              ELSE ARRAY(SELECT p.gateway_id FROM providers p
+                          WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id AND p.provider = a.provider)
+          END"
+    };
+}
+pub(crate) use gateways_of_agent;
+
+/// Returns the gateways with sockets, each once, as [`crate::messages::batch::WrittenDelivery`] names them.
+pub(crate) fn connected_gateways(of_providers: Vec<Option<GatewayId>>) -> Vec<GatewayId> {
+    let mut gateways: Vec<GatewayId> = of_providers.into_iter().flatten().collect();
+    sort_and_dedup(&mut gateways);
+    gateways
+}
 
 /// The rows that a batch depends on, as its transaction read them.
 #[derive(Default)]
@@ -34,6 +56,7 @@ pub(crate) struct AgentFacts {
     generation: i64,
     pub(crate) node_id: NodeId,
     pub(crate) provider: Option<ProviderName>,
+    pub(crate) gateways: Vec<GatewayId>,
 }
 
 impl BatchFacts {
@@ -119,6 +142,7 @@ impl FromRow<'_, PgRow> for FactRow {
                     generation: row.try_get("version")?,
                     node_id: row.try_get("node_id")?,
                     provider: row.try_get("provider")?,
+                    gateways: connected_gateways(row.try_get("gateways")?),
                 },
             ),
             "channel" => Fact::Channel(row.try_get("id")?, row.try_get("version")?),
@@ -140,37 +164,41 @@ impl FromRow<'_, PgRow> for FactRow {
 
 // One round trip for the insert and all facts. On a resubmitted batch the insert waits until the first transaction
 // ends.
-const OPEN: &str = "
+const OPEN: &str = concatcp!(
+    "
 WITH opened AS (
     INSERT INTO outbox (batch_id, gateway_id, sources, traceparent)
     SELECT $6::bigint, $7::bigint, $8::jsonb, $9::text FROM relay_require_epoch($10)
     ON CONFLICT (batch_id) DO NOTHING RETURNING batch_id
 )
 SELECT 'batch' AS kind, 0::bigint AS workspace_id, batch_id AS id, 0::bigint AS version,
-       NULL AS node_id, NULL AS provider, 0 AS ttl, 0 AS depth
+       NULL AS node_id, NULL AS provider, NULL::bigint[] AS gateways, 0 AS ttl, 0 AS depth
   FROM opened
 UNION ALL
-SELECT 'agent', a.workspace_id, a.agent_id, a.token_generation, a.node_id, a.provider, 0, 0
+SELECT 'agent', a.workspace_id, a.agent_id, a.token_generation, a.node_id, a.provider, ",
+    gateways_of_agent!(),
+    ", 0, 0
   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
   JOIN agents a USING (workspace_id, agent_id)
  WHERE a.deleted_at IS NULL
 UNION ALL
-SELECT 'fanout', f.workspace_id, f.sender_id, min(f.message_id), NULL, NULL, 0, 0
+SELECT 'fanout', f.workspace_id, f.sender_id, min(f.message_id), NULL, NULL, NULL, 0, 0
   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, sender_id)
   JOIN fanouts f USING (workspace_id, sender_id)
  GROUP BY f.workspace_id, f.sender_id
 UNION ALL
-SELECT 'channel', c.workspace_id, c.channel_id, c.members_version, NULL, NULL, 0, 0
+SELECT 'channel', c.workspace_id, c.channel_id, c.members_version, NULL, NULL, NULL, 0, 0
   FROM unnest($3::bigint[], $4::bigint[]) AS k (workspace_id, channel_id)
   JOIN channels c USING (workspace_id, channel_id)
  WHERE c.archived_at IS NULL
 UNION ALL
 SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') > relay_now())::int, NULL, NULL,
-       w.delivery_ttl_seconds, w.mailbox_depth
+       NULL, w.delivery_ttl_seconds, w.mailbox_depth
   FROM unnest($5::bigint[]) AS k (workspace_id)
   JOIN workspaces w USING (workspace_id)
   LEFT JOIN event_heads h USING (workspace_id)
- WHERE w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > relay_now())";
+ WHERE w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > relay_now())"
+);
 
 /// Writes the batch's outbox row, whose unique id identifies a resubmitted batch, and reads the rows that the batch
 /// depends on. They are not locked: a later change is not this batch's concern, and `members_version` and the token
@@ -236,7 +264,8 @@ mod tests {
 
     fn facts(send: &NewSend) -> BatchFacts {
         let workspace = send.scope.workspace_id();
-        let agent = |generation| AgentFacts { generation, node_id: NodeId::new("n1"), provider: None };
+        let agent =
+            |generation| AgentFacts { generation, node_id: NodeId::new("n1"), provider: None, gateways: Vec::new() };
         let agents = [(1, agent(1)), (2, agent(5)), (3, agent(5))];
         BatchFacts {
             agents: agents.map(|(id, facts)| ((workspace, AgentId::new(id)), facts)).into(),

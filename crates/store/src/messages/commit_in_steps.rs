@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
-use const_format::formatcp;
-use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
+use const_format::concatcp;
+use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
 use relay_wire::field::ToValue as _;
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
             Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome, WRITE_TIMEOUT, WrittenDelivery,
             fanout_events, message_events,
         },
-        commit_facts::{BatchFacts, open_batch},
+        commit_facts::{BatchFacts, connected_gateways, gateways_of_agent, open_batch},
         commit_write::write_rows,
         days::day_of,
         fanouts::{open_fanout, read_full},
@@ -78,11 +78,15 @@ async fn read_outcome(connection: &mut DatabaseSession, batch: &Batch) -> Result
 /// A request without a message was not written by it: it is `Stale`, so that the caller resolves it again
 /// and, if it carries a key, gets the first response.
 async fn read_back(tx: &mut DatabaseSession, batch: &Batch) -> StoreResult<Vec<SendOutcome>> {
-    const DELIVERIES: &str = formatcp!(
-        "SELECT d.agent_id, d.seq, d.node_id, a.provider, d.expires_at
+    const DELIVERIES: &str = concatcp!(
+        "SELECT d.agent_id, d.seq, d.node_id, a.provider, ",
+        gateways_of_agent!(),
+        " AS gateways, d.expires_at
            FROM deliveries d JOIN agents a USING (workspace_id, agent_id)
           WHERE d.workspace_id = $1 AND d.source_id = $2 AND d.created_on = $3
-            AND d.source_kind = {MESSAGE_SOURCE} AND d.redrive_no = 0"
+            AND d.source_kind = ",
+        MESSAGE_SOURCE,
+        " AND d.redrive_no = 0"
     );
     let mut outcomes = Vec::with_capacity(batch.sends.len());
     for send in &batch.sends {
@@ -105,17 +109,19 @@ async fn read_back(tx: &mut DatabaseSession, batch: &Batch) -> StoreResult<Vec<S
             outcomes.push(SendOutcome::FanoutOpened { full: read_full(tx, send).await? });
             continue;
         }
-        let rows: Vec<(AgentId, Seq, NodeId, Option<ProviderName>, DateTime<Utc>)> = sqlx::query_as(DELIVERIES)
-            .bind(workspace)
-            .bind(send.message.id)
-            .bind(day_of(send.message.created_at))
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx("reading back deliveries"))?;
+        let rows: Vec<(AgentId, Seq, NodeId, Option<ProviderName>, Vec<Option<GatewayId>>, DateTime<Utc>)> =
+            sqlx::query_as(DELIVERIES)
+                .bind(workspace)
+                .bind(send.message.id)
+                .bind(day_of(send.message.created_at))
+                .fetch_all(&mut *tx)
+                .await
+                .map_err(StoreError::from_sqlx("reading back deliveries"))?;
         let mut written: HashMap<AgentId, WrittenDelivery> = rows
             .into_iter()
-            .map(|(agent_id, seq, node_id, provider, expires_at)| {
-                (agent_id, WrittenDelivery { seq, node_id, provider, expires_at })
+            .map(|(agent_id, seq, node_id, provider, gateways, expires_at)| {
+                let gateways = connected_gateways(gateways);
+                (agent_id, WrittenDelivery { seq, node_id, provider, gateways, expires_at })
             })
             .collect();
         let deliveries = send.recipients.iter().map(|recipient| written.remove(&recipient.agent_id));

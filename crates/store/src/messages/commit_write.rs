@@ -333,6 +333,7 @@ pub(crate) async fn write_rows(
             seq,
             node_id: agent.node_id.clone(),
             provider: agent.provider.clone(),
+            gateways: agent.gateways.clone(),
             expires_at: columns.deliveries.expires_at[index],
         });
     }

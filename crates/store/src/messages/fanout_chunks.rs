@@ -21,6 +21,7 @@ use crate::{
     events::{self, RecordedEvents},
     messages::{
         batch::{NewRecipient, WrittenDelivery, delivery_event},
+        commit_facts::{connected_gateways, gateways_of_agent},
         commit_write::written_deliveries,
         days::day_of,
         fanouts::CLAIM,
@@ -63,7 +64,9 @@ WITH fanout AS MATERIALIZED (
     " AND redrive_no = 0) AS d
 ), want AS MATERIALIZED (
     SELECT f.workspace_id, r.agent_id, f.message_id AS source_id, f.created_on, f.channel_id, a.node_id, a.provider,
-           r.mode, r.reason, f.created_at, 
+           ",
+    gateways_of_agent!(),
+    " AS gateways, r.mode, r.reason, f.created_at,
            least(greatest(f.expires_at, relay_now()), f.created_at + interval '6 days') AS expires_at, r.ord, 2147483647 AS depth
       FROM going f
      CROSS JOIN opened
@@ -85,11 +88,11 @@ WITH fanout AS MATERIALIZED (
      WHERE f.workspace_id = $1 AND f.message_id = $2 AND g.written + $5 >= g.total
 )
 SELECT NULL::bigint AS agent_id, NULL::bigint AS seq, NULL::text AS node_id, NULL::text AS provider,
-       NULL::smallint AS mode, NULL::smallint AS reason, NULL::timestamptz AS expires_at,
+       NULL::bigint[] AS gateways, NULL::smallint AS mode, NULL::smallint AS reason, NULL::timestamptz AS expires_at,
        watched, written + $5 >= total AS is_last
   FROM fanout
  UNION ALL
-SELECT agent_id, next_seq + rank - 1, node_id, provider, mode, reason, expires_at, NULL, NULL FROM fitted"
+SELECT agent_id, next_seq + rank - 1, node_id, provider, gateways, mode, reason, expires_at, NULL, NULL FROM fitted"
 );
 
 /// Next chunk of a fan-out.
@@ -143,10 +146,11 @@ impl FromRow<'_, PgRow> for ChunkRow {
         };
         let (mode, reason): (Mode, Reason) = (row.try_get("mode")?, row.try_get("reason")?);
         let (seq, node_id): (Seq, NodeId) = (row.try_get("seq")?, row.try_get("node_id")?);
-        let (provider, expires_at): (Option<ProviderName>, DateTime<Utc>) =
-            (row.try_get("provider")?, row.try_get("expires_at")?);
+        let (provider, gateways): (Option<ProviderName>, Vec<GatewayId>) =
+            (row.try_get("provider")?, connected_gateways(row.try_get("gateways")?));
+        let expires_at = row.try_get("expires_at")?;
         let recipient = NewRecipient { agent_id, mode, reason };
-        Ok(Self::Delivery(recipient, WrittenDelivery { seq, node_id, provider, expires_at }))
+        Ok(Self::Delivery(recipient, WrittenDelivery { seq, node_id, provider, gateways, expires_at }))
     }
 }
 

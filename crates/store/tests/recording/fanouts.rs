@@ -15,7 +15,7 @@ const MEMBERS: i64 = 1100;
 const GATEWAY: GatewayId = GatewayId::new(1);
 
 /// Fan-out to all members of a room.
-async fn open(db: &Database) -> NewSend {
+pub(crate) async fn open(db: &Database) -> NewSend {
     create_room(db, MEMBERS).await;
     let send = send_to(db, 5, 1000..1000 + MEMBERS);
     let outcome = db.store.commit_batch(&batch(10, vec![send.clone()])).await.unwrap();
@@ -23,7 +23,7 @@ async fn open(db: &Database) -> NewSend {
     send
 }
 
-async fn write(db: &Database, send: &NewSend, written: i32, batch: i64) -> Option<WrittenChunk> {
+pub(crate) async fn write(db: &Database, send: &NewSend, written: i32, batch: i64) -> Option<WrittenChunk> {
     let (scope, message) = (send.scope, &send.message);
     let batch_id = BatchId::new(batch);
     let chunk = FanoutChunk { scope, message, written, batch_id, gateway_id: GATEWAY, at: db.now };

@@ -9,6 +9,7 @@ mod fixture;
 mod acks;
 mod commits;
 mod fanouts;
+mod gateways;
 mod nodes;
 mod numbering;
 mod placing;

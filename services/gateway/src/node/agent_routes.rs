@@ -40,8 +40,8 @@ impl Registry {
             metrics::gauge!(metric_names::CONNECTED_AGENTS).increment(1);
         }
         drop(maps);
-        // A delivery may have been committed between the read of the agent's position and now.
-        self.check_mailboxes_later([(fence.scope, agent)]);
+        // A delivery may have been committed since the read of the agent's position, and its copy have found no route.
+        self.compare_later([(fence.scope, agent)]);
     }
 
     /// Returns the connection that serves an agent, and its node.

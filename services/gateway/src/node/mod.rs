@@ -7,6 +7,7 @@ mod agent_routes;
 mod connection;
 mod direct_agents;
 mod invocation_scan;
+mod live_copies;
 mod liveness;
 mod notices;
 mod queue;

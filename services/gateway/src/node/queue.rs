@@ -1,6 +1,6 @@
 //! [`queue`]: bounded queue with one receiver that takes memory for what it holds.
 //!
-//! A channel of tokio has the slots of 32 items and half a kilobyte besides from its start. A gateway has two queues
+//! A channel of tokio has the slots of 32 items and half a kilobyte besides from its start. A gateway has three queues
 //! for each of its thousands of sockets, and nearly all of them are empty.
 
 use std::{

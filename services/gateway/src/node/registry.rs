@@ -21,7 +21,7 @@ use relay_engine::{
     Engine,
     actions::InvokeFrame,
     hints::Hint,
-    mailboxes::serving::{ConnectedProvider, Fence, MailboxPosition},
+    mailboxes::serving::{ConnectedProvider, Fence, LiveFrame, MailboxPosition},
     processes::gateway_lease::LEASE,
 };
 use tokio::sync::{Notify, broadcast, oneshot};
@@ -42,6 +42,11 @@ pub(super) const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(1);
 /// Events that may wait for a connection. Further ones are dropped: all but closes are hints, and the silence check
 /// finds what they announced.
 pub(super) const MAX_QUEUED_EVENTS: usize = 256;
+/// Time in which nearly all commits end.
+const COMPARISON_DELAY: Duration = Duration::from_millis(300);
+/// Messages with live copies that may wait for a connection, whose task takes them between two steps. Of each, its share of
+/// the copies waits, about 96 KiB at most. The mailboxes of further ones are compared with storage.
+const MAX_QUEUED_COPIES: usize = 128;
 
 /// Event for a connection from elsewhere in this gateway.
 #[derive(Debug)]
@@ -69,6 +74,14 @@ pub(super) enum Event {
 pub(super) struct Handle {
     pub(super) id: u64,
     events: Sender<Event>,
+    pub(super) copies: Sender<Vec<(AgentId, LiveFrame)>>,
+}
+
+/// Queues of a connection task that are filled from elsewhere in this gateway.
+pub(super) struct Inbox {
+    pub(super) events: Receiver<Event>,
+    /// Live copies for agents that are routed to the connection, or unassigned on its node; those of one message together.
+    pub(super) copies: Receiver<Vec<(AgentId, LiveFrame)>>,
 }
 
 impl Handle {
@@ -126,9 +139,13 @@ pub(super) struct Maps {
 pub struct Registry {
     maps: Arc<Mutex<Maps>>,
     ids: Arc<AtomicU64>,
-    /// Mailboxes that hints have named and that are not compared yet; at most those that this gateway serves.
+    /// Mailboxes that wait for a comparison: of hints, new routes, and copies that were dropped or not verified. At most
+    /// those that this gateway serves.
     hinted: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
     hinted_notify: Arc<Notify>,
+    /// Mailboxes that are compared a little later: of new routes, and of copies that were dropped.
+    to_compare: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
+    to_compare_notify: Arc<Notify>,
     /// Compared by the next silence check whether or not the change feed names them.
     pub(super) unchecked: Arc<Mutex<UncheckedPlaces>>,
     /// Workspaces that are said to be deleted and have connections here.
@@ -147,6 +164,8 @@ impl Default for Registry {
             ids: Arc::default(),
             hinted: Arc::default(),
             hinted_notify: Arc::default(),
+            to_compare: Arc::default(),
+            to_compare_notify: Arc::default(),
             unchecked: Arc::default(),
             ended: Arc::default(),
             ended_notify: Arc::default(),
@@ -172,9 +191,9 @@ impl Registry {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn add_peer(&self, scope: WorkspaceScope, node: &NodeId, token: TokenHash) -> (Handle, Receiver<Event>) {
-        let (events, inbox) = queue(MAX_QUEUED_EVENTS);
-        let handle = Handle { id: self.ids.fetch_add(1, Ordering::Relaxed), events };
+    pub(super) fn add_peer(&self, scope: WorkspaceScope, node: &NodeId, token: TokenHash) -> (Handle, Inbox) {
+        let ((events, event_inbox), (copies, copy_inbox)) = (queue(MAX_QUEUED_EVENTS), queue(MAX_QUEUED_COPIES));
+        let handle = Handle { id: self.ids.fetch_add(1, Ordering::Relaxed), events, copies };
         let mut maps = self.maps();
         maps.peers.insert(
             handle.id,
@@ -190,7 +209,7 @@ impl Registry {
         maps.nodes.entry((scope, node.clone())).or_default().push(handle.id);
         maps.tokens.entry(token).or_default().push(handle.id);
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).increment(1);
-        (handle, inbox)
+        (handle, Inbox { events: event_inbox, copies: copy_inbox })
     }
 
     /// Records the provider of a connection.
@@ -228,6 +247,7 @@ impl Registry {
                 self.run_silence_checks(&engine, gateway),
                 self.handle_hints(&engine),
                 self.compare_hinted_mailboxes(&engine),
+                self.compare_delayed_mailboxes(),
                 self.answer_probes(&engine, gateway),
                 self.scan_invocations(&engine, gateway),
                 self.run_outcome_scans(&engine),
@@ -363,11 +383,44 @@ impl Registry {
         }
     }
 
-    /// Compares the mailboxes that hints have named, in batches.
+    /// Has mailboxes that are served here compared with storage. In another loop: slow storage must not delay hints.
+    pub(super) fn compare_soon(&self, keys: impl IntoIterator<Item = (WorkspaceScope, AgentId)>) {
+        self.hinted.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
+        self.hinted_notify.notify_one();
+    }
+
+    /// Has mailboxes compared once commits have ended that are under way, and waiting copies were handled.
+    pub(super) fn compare_later(&self, keys: impl IntoIterator<Item = (WorkspaceScope, AgentId)>) {
+        self.to_compare.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
+        self.to_compare_notify.notify_one();
+    }
+
+    pub(super) fn take_to_compare(&self) -> Vec<(WorkspaceScope, AgentId)> {
+        self.to_compare.lock().unwrap_or_else(PoisonError::into_inner).drain().collect()
+    }
+
+    /// Has new routes compared once. A commit that began before the provider registered sends no live copy, or sends it
+    /// to the gateway of the former socket; and a copy may come before the route.
+    pub(super) async fn compare_delayed_mailboxes(&self) {
+        loop {
+            self.to_compare_notify.notified().await;
+            // Taken before the wait, so that each route waits for at least as long.
+            let keys = self.take_to_compare();
+            tokio::time::sleep(COMPARISON_DELAY).await;
+            self.compare_soon(keys);
+        }
+    }
+
+    /// Takes the mailboxes that wait to be compared.
+    pub(super) fn take_hinted(&self) -> Vec<(WorkspaceScope, AgentId)> {
+        self.hinted.lock().unwrap_or_else(PoisonError::into_inner).drain().collect()
+    }
+
+    /// Compares the mailboxes that wait for it, in batches.
     async fn compare_hinted_mailboxes(&self, engine: &Engine) {
         loop {
             self.hinted_notify.notified().await;
-            let keys: Vec<_> = self.hinted.lock().unwrap_or_else(PoisonError::into_inner).drain().collect();
+            let keys = self.take_hinted();
             for slice in keys.chunks(MAILBOXES_PER_QUERY) {
                 self.compare_mailboxes(engine, slice).await;
             }
@@ -383,9 +436,7 @@ impl Registry {
                     keys.filter(|key| maps.agents.contains_key(key)).collect()
                 };
                 if !keys.is_empty() {
-                    // Read in another loop: slow storage must not delay other hints.
-                    self.hinted.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
-                    self.hinted_notify.notify_one();
+                    self.compare_soon(keys);
                 }
             }
             Hint::NodesChanged { workspace, nodes } => {

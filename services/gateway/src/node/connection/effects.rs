@@ -6,14 +6,13 @@ use axum::extract::ws::{Message, Utf8Bytes};
 use relay_domain::{AgentId, InvocationId, mailboxes::stream::Seq, nodes::takeover::ProbeOutcome};
 use relay_engine::{
     actions::SentInvocation,
-    mailboxes::serving::{Heartbeat, LiveCopy},
+    mailboxes::serving::{Heartbeat, LiveFrame},
 };
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    jobs::{Job, JobResult, TailStream},
-    outbound::Room,
-    served_agent::OutgoingFrame,
+    jobs::{Job, JobResult},
+    outbound::{OutgoingFrame, Room},
 };
 
 use crate::{connections::FrameMemory, node::registry::Event};
@@ -28,8 +27,8 @@ pub(super) enum Input {
     /// From elsewhere in this gateway.
     Event(Event),
     Job(JobResult),
-    /// From an agent's live tail.
-    Live(AgentId, LiveCopy),
+    /// Live copies. Those for agents that this connection does not serve are ignored.
+    Live(Vec<(AgentId, LiveFrame)>),
     /// Time has passed, or the outbound queue has drained.
     Wake,
 }
@@ -74,11 +73,8 @@ pub(super) enum Effect {
     Start(Job),
     /// Enter the provider of [`super::state::ConnectionState::binding`] into the registry.
     Register,
-    /// Follow the live tail of an agent, and route the agent to this connection.
-    Route {
-        agent: AgentId,
-        tail: TailStream,
-    },
+    /// Route an agent to this connection, and with it its live copies.
+    Route(AgentId),
     /// Route an agent here again if another connection has taken its route.
     ReclaimRoute {
         agent: AgentId,

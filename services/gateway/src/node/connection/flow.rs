@@ -1,4 +1,4 @@
-//! Delivery of one connection: live frames, repairs, acks, and the order in which agents send.
+//! Delivery of one connection: live copies, repairs, acks, and the order in which agents send.
 //!
 //! Methods of [`ConnectionState`]. The per-mailbox rules are in `relay_domain::mailboxes::stream`.
 
@@ -20,8 +20,9 @@ use tokio::time::Instant;
 use super::{
     effects::Effect,
     jobs::Read,
+    outbound::{BufferCount, OutgoingBody, OutgoingFrame},
     pacing::{BARRIER_AGENT, Pacing},
-    served_agent::{BufferCount, OutgoingBody, OutgoingFrame, PositionAnswer},
+    served_agent::PositionAnswer,
     state::ConnectionState,
 };
 use crate::node::notices::Notice;
@@ -33,6 +34,8 @@ const UPDATE_WINDOW: Duration = Duration::from_secs(1);
 const MAILBOXES_PER_REPAIR: usize = 100;
 /// Delay after a failed repair.
 const REPAIR_RETRY: Duration = Duration::from_millis(200);
+/// Agents whose live copies are remembered until they are served. Later ones wait until their new routes are compared.
+pub(super) const MAX_UNSERVED: usize = 1024;
 /// Bound of the live copies that wait on a connection. Further ones are read from storage in their turn.
 const MAX_LIVE_BYTES: usize = 1024 * 1024;
 /// While rows of more bytes wait to be sent, no others are read. Those of recipients of one message count for each.
@@ -45,7 +48,13 @@ const FRAMES_PER_TURN: usize = 16;
 impl ConnectionState {
     pub(super) fn on_live(&mut self, agent: AgentId, live: LiveFrame) {
         let Some(binding) = &self.binding else { return };
-        let Some(served) = self.agents.get_mut(&agent) else { return };
+        let Some(served) = self.agents.get_mut(&agent) else {
+            if self.unserved.len() < MAX_UNSERVED {
+                let seq = self.unserved.entry(agent).or_default();
+                *seq = live.seq.max(*seq);
+            }
+            return;
+        };
         let has_moved = !is_on_provider(&live.location, &binding.fence);
         if has_moved {
             // The agent was located elsewhere when this was committed. A hint carries no authority, so the stream
@@ -67,7 +76,7 @@ impl ConnectionState {
                     self.emit(Effect::Count(metric_names::DUPLICATES_DROPPED));
                 }
             }
-            // Too large for the log, or no room in the queue: read from storage later.
+            // Too large for a copy, or no room in the queue: read from storage later.
             _ => served.stream.on_head(live.seq),
         }
         if has_moved {
@@ -83,8 +92,8 @@ impl ConnectionState {
         live.epoch.is_none() || live.epoch == self.recovery_epoch
     }
 
-    /// Handles a copy that may be forged or outdated, also its seq: the position of the mailbox is read.
-    pub(super) fn on_unverified(&mut self, agent: AgentId) {
+    /// Handles a copy of another recovery epoch, whose seq may belong to another delivery: the position is read.
+    pub(super) fn on_outdated(&mut self, agent: AgentId) {
         if self.agents.contains_key(&agent) {
             self.emit(Effect::CompareMailbox(agent));
         }
@@ -277,9 +286,9 @@ impl ConnectionState {
     fn send_next_frame(&mut self, agent: AgentId) -> Option<Seq> {
         let now = self.now();
         let served = self.agents.get_mut(&agent).filter(|served| served.may_send())?;
-        let conditions = &self.conditions;
-        if served.stream.ready_frame().is_some_and(|frame| frame.is_outdated(conditions)) {
-            served.stream.drop_frames(|frame| frame.is_outdated(conditions));
+        let unix_ms = self.conditions.unix_ms;
+        if served.stream.ready_frame().is_some_and(|frame| frame.is_outdated(now, unix_ms)) {
+            served.stream.drop_frames(|frame| frame.is_outdated(now, unix_ms));
             return None;
         }
         let (seq, frame) = served.stream.next_frame()?;

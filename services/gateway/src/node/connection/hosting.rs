@@ -12,7 +12,7 @@ use super::{
     control::{ProviderBinding, RequestEffect},
     delayed_acks::DelayedAcks,
     effects::Effect,
-    jobs::{Read, ServeTarget, TailStream},
+    jobs::{Read, ServeTarget},
     served_agent::{ServedAgent, Start},
     state::{ConnectionState, Relisting},
 };
@@ -33,7 +33,6 @@ impl ConnectionState {
                 if binding.is_broker {
                     self.pacing.get_or_insert_default();
                 }
-                // Live tails open before positions are read, so that no delivery is lost between the two.
                 let read = Read::Serve {
                     start: self.start_of_unnamed(&binding),
                     target: ServeTarget::Provider { fence: binding.fence.clone(), online: !binding.cursor_granted },
@@ -133,9 +132,9 @@ impl ConnectionState {
     }
 
     /// Starts to serve an agent, or opens its stream if it was gated.
-    pub(super) fn adopt_agent(&mut self, position: MailboxPosition, tail: TailStream, start: StartMode) {
+    pub(super) fn adopt_agent(&mut self, position: &MailboxPosition, start: StartMode) {
         let Some(binding) = &self.binding else { return };
-        if !is_located_on(&position, binding) {
+        if !is_located_on(position, binding) {
             return;
         }
         let agent = position.agent_id;
@@ -153,10 +152,12 @@ impl ConnectionState {
             self.names.insert(position.agent_name.clone(), agent);
             let served = ServedAgent::new(position.agent_name.clone(), self.now(), delayed_acks);
             self.agents.insert(agent, Box::new(served));
-            self.emit(Effect::Route { agent, tail });
+            self.emit(Effect::Route(agent));
         }
         if let (Some(start), Some(served)) = (start, self.agents.get_mut(&agent)) {
-            self.probing += usize::from(served.open(start, &position));
+            self.probing += usize::from(served.open(start, position));
+            // A copy came after the position was read.
+            self.unserved.get(&agent).into_iter().for_each(|seq| served.stream.on_head(*seq));
             self.queue_agent(agent);
         }
     }

@@ -2,15 +2,14 @@
 //!
 //! Reads are repeated until storage answers. A job ends with its connection, which bounds the repetitions.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use axum::extract::ws::Utf8Bytes;
-use futures::{StreamExt as _, stream::BoxStream};
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
 use relay_engine::{
     Engine, EngineError, EngineResult,
     access::callers::NodeCaller,
-    mailboxes::serving::{Fence, LiveCopy, MailboxPosition, RepairRequest, RepairedMailbox},
+    mailboxes::serving::{Fence, MailboxPosition, RepairRequest, RepairedMailbox},
 };
 use tokio::time::Instant;
 
@@ -28,9 +27,6 @@ const ACK_STORE_POLL_INTERVAL: Duration = Duration::from_millis(40);
 /// Attempts to record a disconnect: about five seconds, the duration of a Postgres restart.
 const DISCONNECT_ATTEMPTS: u32 = 10;
 
-/// Live frames of one agent.
-pub(super) type TailStream = BoxStream<'static, LiveCopy>;
-
 /// Work that the connection starts.
 pub(super) enum Job {
     /// Request of the node; one at a time.
@@ -42,7 +38,7 @@ pub(super) enum Job {
 
 /// Work that changes no state of the node.
 pub(super) enum Read {
-    /// Opens live tails, and reads the positions of their mailboxes.
+    /// Reads the positions of mailboxes that the connection will serve.
     Serve { target: ServeTarget, start: StartMode },
     /// Reads which agents are located on the provider.
     Relist(Fence),
@@ -69,10 +65,10 @@ pub(super) enum JobResult {
     Request(Box<Outcome>),
     /// Reply to an action result, if it has one.
     Result(Option<Utf8Bytes>),
-    /// Agents whose live tails are open, and how their streams start.
+    /// Positions of the agents, and how their streams start.
     Serve {
         start: StartMode,
-        agents: Vec<(MailboxPosition, TailStream)>,
+        agents: Vec<MailboxPosition>,
     },
     /// Agents located on this provider, read at or after `asked`.
     Relisted {
@@ -97,7 +93,7 @@ pub(super) enum JobResult {
 pub(super) async fn read(engine: Engine, node: NodeCaller, read: Read) -> JobResult {
     match read {
         Read::Serve { target, start } => {
-            let agents = retry(STORAGE_RETRY, || open_target(&engine, node.scope, &target)).await;
+            let agents = retry(STORAGE_RETRY, || read_positions(&engine, node.scope, &target)).await;
             JobResult::Serve { start, agents }
         }
         Read::Relist(fence) => {
@@ -151,64 +147,26 @@ async fn wait_for_storage(pause: Duration, error: &EngineError) {
     tokio::time::sleep(pause).await;
 }
 
-async fn open_target(
+async fn read_positions(
     engine: &Engine,
     scope: WorkspaceScope,
     target: &ServeTarget,
-) -> EngineResult<Vec<(MailboxPosition, TailStream)>> {
+) -> EngineResult<Vec<MailboxPosition>> {
     match target {
-        ServeTarget::Agents(agents) => open_tails(engine, scope, agents).await,
+        ServeTarget::Agents(agents) => {
+            let keys: Vec<_> = agents.iter().map(|agent| (scope, *agent)).collect();
+            engine.mailboxes().positions(&keys).await
+        }
         ServeTarget::Provider { fence, online } => {
-            // The agent of a direct node is known. Its tail is open before the list is read, so that the list tells its
-            // position: thousands of such nodes return at once, and are spared a read each.
-            let own: Vec<_> = fence.node_id.direct_agent().into_iter().collect();
-            let tails = subscribe_tails(engine, scope, &own).await?;
             let located =
                 engine.mailboxes().positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
-            let agents: Vec<_> = located.iter().map(|position| position.agent_id).collect();
             if *online {
+                let agents: Vec<_> = located.iter().map(|position| position.agent_id).collect();
                 engine.nodes().mark_agents_online(fence.scope, &agents).await?;
             }
-            let others: Vec<_> = agents.into_iter().filter(|agent| !own.contains(agent)).collect();
-            let mut served = join_tails(located, tails);
-            served.extend(open_tails(engine, fence.scope, &others).await?);
-            Ok(served)
+            Ok(located)
         }
     }
-}
-
-/// Opens live tails, then reads positions: a delivery committed in between appears in at least one of the two.
-async fn open_tails(
-    engine: &Engine,
-    scope: WorkspaceScope,
-    agents: &[AgentId],
-) -> EngineResult<Vec<(MailboxPosition, TailStream)>> {
-    if agents.is_empty() {
-        return Ok(Vec::new());
-    }
-    let tails = subscribe_tails(engine, scope, agents).await?;
-    let keys: Vec<_> = agents.iter().map(|agent| (scope, *agent)).collect();
-    Ok(join_tails(engine.mailboxes().positions(&keys).await?, tails))
-}
-
-async fn subscribe_tails(
-    engine: &Engine,
-    scope: WorkspaceScope,
-    agents: &[AgentId],
-) -> EngineResult<HashMap<AgentId, TailStream>> {
-    let mut tails = HashMap::with_capacity(agents.len());
-    for agent in agents {
-        tails.insert(*agent, engine.mailboxes().tail(scope, *agent).await?.boxed());
-    }
-    Ok(tails)
-}
-
-/// Returns the positions of the agents that have a tail, with it.
-fn join_tails(
-    positions: Vec<MailboxPosition>,
-    mut tails: HashMap<AgentId, TailStream>,
-) -> Vec<(MailboxPosition, TailStream)> {
-    positions.into_iter().filter_map(|p| tails.remove(&p.agent_id).map(|tail| (p, tail))).collect()
 }
 
 async fn wait_until_ack_stored(engine: &Engine, node: &NodeCaller, agent: AgentId, floor: Seq) {

@@ -34,18 +34,11 @@ use std::{
 };
 
 use axum::extract::ws::WebSocket;
-use futures::{
-    FutureExt as _, StreamExt as _,
-    future::BoxFuture,
-    stream::{AbortHandle, Abortable, BoxStream, FuturesUnordered, SelectAll},
-};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use relay_domain::{
     AgentId, access::token::TokenHash, mailboxes::stream::Seq, metric_names, workspaces::family::FamilyId,
 };
-use relay_engine::{
-    access::callers::NodeCaller,
-    mailboxes::serving::{CursorMove, LiveCopy},
-};
+use relay_engine::{access::callers::NodeCaller, mailboxes::serving::CursorMove};
 use relay_runtime::server::ReadGate;
 use relay_tasks::{isolate, spawn_isolated};
 use tokio::time::Instant;
@@ -55,16 +48,12 @@ use self::{
     control::ControlContext,
     effects::{Conditions, Effect, Input},
     inbound::{Inbound, ReadOutcome, TOO_LARGE},
-    jobs::{Job, JobResult, TailStream},
-    outbound::{DeliveryTraces, Outbound},
+    jobs::{Job, JobResult},
+    outbound::{DeliveryTraces, Outbound, OutgoingFrame},
     registration::INTERNAL,
-    served_agent::OutgoingFrame,
     state::{ConnectionState, NOT_REGISTERED},
 };
-use super::{
-    queue::Receiver,
-    registry::{Event, Handle},
-};
+use super::registry::{Handle, Inbox};
 use crate::state::AppState;
 
 /// Time that frames received before the end may take.
@@ -83,7 +72,7 @@ pub(super) struct Peer {
     pub(super) gate: ReadGate,
 }
 
-/// Shell of a connection: its socket, jobs, live tails and place in the registry.
+/// Shell of a connection: its socket, jobs and place in the registry.
 struct Connection {
     state: ConnectionState,
     app: AppState,
@@ -99,7 +88,6 @@ struct Connection {
     handle: Handle,
     outbound: Outbound,
     routes: HashMap<AgentId, Route>,
-    tails: SelectAll<BoxStream<'static, (AgentId, LiveCopy)>>,
     jobs: FuturesUnordered<BoxFuture<'static, JobResult>>,
     /// Cancelled when the connection ends, so that jobs stop retrying for a closed peer.
     closed: CancellationToken,
@@ -109,14 +97,7 @@ struct Connection {
 struct Route {
     /// The seq that leaves next, which the registry's silence check reads.
     next: Arc<AtomicI64>,
-    tail: AbortHandle,
     traces: DeliveryTraces,
-}
-
-impl Drop for Route {
-    fn drop(&mut self) {
-        self.tail.abort();
-    }
 }
 
 /// Serves a node's socket until it ends.
@@ -133,7 +114,7 @@ pub(super) fn serve_socket(
     let mut inbound = Inbound::new(inbound, gate, app.connections.bodies.clone(), family);
     let (outbound, writer) = Outbound::new(sink);
     let writer = spawn_isolated("connection", writer);
-    let (handle, mut events) = app.registry.add_peer(node.scope, &node.node_id, token);
+    let (handle, mut inbox) = app.registry.add_peer(node.scope, &node.node_id, token);
     // Read after the registration: a recovery that ends before is not missed, and one that ends later closes this peer.
     let epoch = app.engine.recovery().epoch();
     let now = Instant::now();
@@ -148,13 +129,12 @@ pub(super) fn serve_socket(
         handle,
         outbound,
         routes: HashMap::new(),
-        tails: SelectAll::new(),
         jobs: FuturesUnordered::new(),
         closed: CancellationToken::new(),
     };
     async move {
         // After a panic as well, the routes and the provider are released: the client reconnects and resumes.
-        if isolate("connection", connection.run(&mut inbound, &mut events)).await.is_none() {
+        if isolate("connection", connection.run(&mut inbound, &mut inbox)).await.is_none() {
             connection.state.close(INTERNAL);
         }
         // Apart from this future, which would have room for it from the start.
@@ -163,7 +143,7 @@ pub(super) fn serve_socket(
 }
 
 impl Connection {
-    async fn run(&mut self, inbound: &mut Inbound, events: &mut Receiver<Event>) {
+    async fn run(&mut self, inbound: &mut Inbound, inbox: &mut Inbox) {
         while self.state.closing().is_none() && !self.outbound.is_closed() {
             let accepts_input = self.state.accepts_input(Instant::now()) && !self.outbound.is_crowded();
             // The writer has made room since the last step looked.
@@ -172,7 +152,7 @@ impl Connection {
             let input = tokio::select! {
                 // Events come first: one may say that an agent has moved, and nothing may be sent to it after that.
                 biased;
-                Some(event) = events.recv() => Input::Event(event),
+                Some(event) = inbox.events.recv() => Input::Event(event),
                 Some(done) = self.jobs.next(), if !self.jobs.is_empty() => Input::Job(done),
                 frame = inbound.next(), if accepts_input => match frame {
                     Some(ReadOutcome::Message(message, memory)) => Input::Message(message, memory),
@@ -185,7 +165,7 @@ impl Connection {
                     }
                     None => return,
                 },
-                Some((agent, live)) = self.tails.next(), if !self.tails.is_empty() => Input::Live(agent, live),
+                Some(copies) = inbox.copies.recv() => Input::Live(copies),
                 () = std::future::ready(()), if has_room_again => Input::Wake,
                 () = self.outbound.drained() => Input::Wake,
                 () = tokio::time::sleep_until(next_wake) => Input::Wake,
@@ -225,7 +205,7 @@ impl Connection {
             Effect::Deliver { agent, seq, frame } => self.deliver(agent, seq, frame),
             Effect::Start(job) => self.start(job),
             Effect::Register => self.on_registered(),
-            Effect::Route { agent, tail } => self.route(agent, tail),
+            Effect::Route(agent) => self.route(agent),
             Effect::ReclaimRoute { agent, is_assigned } => self.reclaim_route(agent, is_assigned),
             Effect::Unroute(agent) => {
                 self.routes.remove(&agent);
@@ -319,14 +299,12 @@ impl Connection {
         }
     }
 
-    /// Follows the live tail of an agent and routes the agent to this connection.
-    fn route(&mut self, agent: AgentId, tail: TailStream) {
+    /// Routes an agent to this connection.
+    fn route(&mut self, agent: AgentId) {
         let Some(binding) = self.state.binding() else { return };
-        let (abort, registration) = AbortHandle::new_pair();
-        self.tails.push(Abortable::new(tail.map(move |live| (agent, live)), registration).boxed());
         let next = Arc::new(AtomicI64::new(0));
         self.app.registry.route_agent(&self.handle, &binding.fence, agent, &next);
-        self.routes.insert(agent, Route { next, tail: abort, traces: DeliveryTraces::default() });
+        self.routes.insert(agent, Route { next, traces: DeliveryTraces::default() });
     }
 
     /// Keeps the route of an agent that is served here, also after another connection has served it temporarily.

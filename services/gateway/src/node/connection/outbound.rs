@@ -1,5 +1,6 @@
-//! Outbound queue of a socket: a bounded queue and the task that writes it. [`DeliveryTraces`] are the spans of the
-//! deliveries that leave through it, and of their acks.
+//! Outbound frames of a socket: those that wait for their turn ([`OutgoingFrame`]), the bounded queue of those that
+//! have left their stream, and the task that writes it. [`DeliveryTraces`] are the spans of the deliveries that leave
+//! through it, and of their acks.
 
 use std::{
     collections::VecDeque,
@@ -13,7 +14,9 @@ use std::{
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use futures::{SinkExt as _, stream::SplitSink};
 use relay_domain::mailboxes::stream::Seq;
-use tokio::sync::Notify;
+use relay_tasks::byte_budget::ByteLease;
+use relay_wire::nodes::deliver_frame::SharedFrame;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::node::queue::{Receiver, Sender, queue};
 
@@ -32,6 +35,88 @@ const CROWDED_FRAMES: usize = 1024;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Traced frames whose acks are awaited; the trace of further ones ends with the frame.
 const MAX_TRACED_FRAMES: usize = 64;
+/// Time that a frame may wait for a slow socket. Its delivery may become a dead letter meanwhile, and the sender is
+/// notified then.
+pub(super) const MAX_HELD: Duration = Duration::from_secs(2);
+
+/// Frame ready to send.
+#[derive(Debug)]
+pub(super) struct OutgoingFrame {
+    pub(super) body: OutgoingBody,
+    /// Counted while it waits.
+    pub(super) _buffered: BufferedBytes,
+    /// None for a tombstone.
+    pub(super) delivery_id: Option<String>,
+    pub(super) traceparent: Option<String>,
+    pub(super) live: bool,
+    /// Time when it came from another gateway or from storage.
+    pub(super) held_since: Instant,
+    /// Time at which the delivery expires, in milliseconds of Unix time. None for a tombstone, and if it was far when
+    /// the live copy was sent.
+    pub(super) expires_at_ms: Option<i64>,
+}
+
+impl OutgoingFrame {
+    /// True if the delivery may have been settled meanwhile, or has expired, so that it must be read again before it is
+    /// sent.
+    pub(super) fn is_outdated(&self, now: Instant, unix_ms: i64) -> bool {
+        // The rest of the last millisecond counts, else the delivery would be read before it can be dead-lettered.
+        self.expires_at_ms.is_some_and(|at| at < unix_ms) || now.saturating_duration_since(self.held_since) >= MAX_HELD
+    }
+}
+
+/// Text of a frame that waits for its turn.
+#[derive(Debug)]
+pub(super) enum OutgoingBody {
+    /// Live copy or tombstone.
+    Text(Utf8Bytes),
+    /// Row of a repair, encoded when it leaves: its payload is shared with other recipients.
+    Row { frame: SharedFrame, _memory: Arc<ByteLease> },
+}
+
+impl OutgoingBody {
+    pub(super) fn byte_len(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Row { frame, .. } => frame.byte_len(),
+        }
+    }
+
+    pub(super) fn encode(self) -> Utf8Bytes {
+        match self {
+            Self::Text(text) => text,
+            Self::Row { frame, .. } => frame.encode().into(),
+        }
+    }
+}
+
+/// Bytes of one kind of frame that wait on a connection. Clones share their count.
+#[derive(Debug, Clone, Default)]
+pub(super) struct BufferCount(Arc<AtomicUsize>);
+
+/// Bytes of one waiting frame, counted until this is dropped.
+#[derive(Debug)]
+pub(super) struct BufferedBytes {
+    count: BufferCount,
+    bytes: usize,
+}
+
+impl BufferCount {
+    pub(super) fn add(&self, bytes: usize) -> BufferedBytes {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+        BufferedBytes { count: self.clone(), bytes }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for BufferedBytes {
+    fn drop(&mut self) {
+        self.count.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
 
 #[derive(Default)]
 struct QueueState {
@@ -265,5 +350,32 @@ mod tests {
         assert_eq!(room, Room { bytes: 6, frames: 2 });
         room.take(100);
         assert_eq!((room, room.is_empty()), (Room { bytes: 0, frames: 1 }, true));
+    }
+
+    #[test]
+    fn a_frame_is_read_again_once_it_was_held_for_long_or_its_delivery_has_expired() {
+        let held_since = Instant::now();
+        for (held, expires_at_ms, unix_ms, expected) in [
+            (Duration::ZERO, None, 5000, false),
+            (MAX_HELD, None, 5000, true),
+            (Duration::ZERO, Some(5000), 5000, false),
+            (Duration::ZERO, Some(5000), 5001, true),
+            (MAX_HELD, Some(9000), 5000, true),
+        ] {
+            let frame = OutgoingFrame {
+                body: OutgoingBody::Text("frame".into()),
+                _buffered: BufferCount::default().add(5),
+                delivery_id: None,
+                traceparent: None,
+                live: true,
+                held_since,
+                expires_at_ms,
+            };
+            assert_eq!(
+                frame.is_outdated(held_since + held, unix_ms),
+                expected,
+                "{held:?}, {expires_at_ms:?} at {unix_ms}"
+            );
+        }
     }
 }

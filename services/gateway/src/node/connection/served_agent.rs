@@ -1,109 +1,17 @@
 //! Agent served on a connection: its mailbox stream, and the start of that stream.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
-use axum::extract::ws::Utf8Bytes;
 use relay_domain::mailboxes::stream::{MailboxStream, Seq};
 use relay_engine::mailboxes::serving::MailboxPosition;
-use relay_tasks::byte_budget::ByteLease;
-use relay_wire::nodes::deliver_frame::SharedFrame;
 use tokio::time::Instant;
 
-use super::{delayed_acks::DelayedAcks, effects::Conditions};
+use super::{delayed_acks::DelayedAcks, outbound::OutgoingFrame};
 
 /// Time that a broker has to report its position; silence counts as no position.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time that a frame may wait for a slow socket. Its delivery may become a dead letter meanwhile, and the sender is
-/// notified then.
-pub(super) const MAX_HELD: Duration = Duration::from_secs(2);
 /// Maximum tombstones that a broker without a position is replayed from seq 1 (ADR 0002).
 const REPLAY_FROM_ONE: Seq = 100_000;
-
-/// Frame ready to send.
-#[derive(Debug)]
-pub(super) struct OutgoingFrame {
-    pub(super) body: OutgoingBody,
-    /// Counted while it waits.
-    pub(super) _buffered: BufferedBytes,
-    /// None for a tombstone.
-    pub(super) delivery_id: Option<String>,
-    pub(super) traceparent: Option<String>,
-    pub(super) live: bool,
-    /// Time when it came from the log or from storage.
-    pub(super) held_since: Instant,
-    /// Time at which the delivery expires, in milliseconds of Unix time. None for a tombstone, and if it was far when
-    /// the live copy was published.
-    pub(super) expires_at_ms: Option<i64>,
-}
-
-impl OutgoingFrame {
-    /// True if the delivery may have been settled meanwhile, or has expired, so that it must be read again before it is
-    /// sent.
-    pub(super) fn is_outdated(&self, conditions: &Conditions) -> bool {
-        // The rest of the last millisecond counts, else the delivery would be read before it can be dead-lettered.
-        self.expires_at_ms.is_some_and(|at| at < conditions.unix_ms)
-            || conditions.now.saturating_duration_since(self.held_since) >= MAX_HELD
-    }
-}
-
-/// Text of a frame that waits for its turn.
-#[derive(Debug)]
-pub(super) enum OutgoingBody {
-    /// Live copy or tombstone.
-    Text(Utf8Bytes),
-    /// Row of a repair, encoded when it leaves: its payload is shared with other recipients.
-    Row { frame: SharedFrame, _memory: Arc<ByteLease> },
-}
-
-impl OutgoingBody {
-    pub(super) fn byte_len(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len(),
-            Self::Row { frame, .. } => frame.byte_len(),
-        }
-    }
-
-    pub(super) fn encode(self) -> Utf8Bytes {
-        match self {
-            Self::Text(text) => text,
-            Self::Row { frame, .. } => frame.encode().into(),
-        }
-    }
-}
-
-/// Bytes of one kind of frame that wait on a connection. Clones share their count.
-#[derive(Debug, Clone, Default)]
-pub(super) struct BufferCount(Arc<AtomicUsize>);
-
-/// Bytes of one waiting frame, counted until this is dropped.
-#[derive(Debug)]
-pub(super) struct BufferedBytes {
-    count: BufferCount,
-    bytes: usize,
-}
-
-impl BufferCount {
-    pub(super) fn add(&self, bytes: usize) -> BufferedBytes {
-        self.0.fetch_add(bytes, Relaxed);
-        BufferedBytes { count: self.clone(), bytes }
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.0.load(Relaxed)
-    }
-}
-
-impl Drop for BufferedBytes {
-    fn drop(&mut self) {
-        self.count.0.fetch_sub(self.bytes, Relaxed);
-    }
-}
 
 /// Start of a mailbox stream on this connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -304,30 +212,6 @@ mod tests {
 
     fn agent() -> ServedAgent {
         ServedAgent::new("bob".to_owned(), Instant::now(), None)
-    }
-
-    #[test]
-    fn a_frame_is_read_again_once_it_was_held_for_long_or_its_delivery_has_expired() {
-        let held_since = Instant::now();
-        for (held, expires_at_ms, unix_ms, expected) in [
-            (Duration::ZERO, None, 5000, false),
-            (MAX_HELD, None, 5000, true),
-            (Duration::ZERO, Some(5000), 5000, false),
-            (Duration::ZERO, Some(5000), 5001, true),
-            (MAX_HELD, Some(9000), 5000, true),
-        ] {
-            let frame = OutgoingFrame {
-                body: OutgoingBody::Text("frame".into()),
-                _buffered: BufferCount::default().add(5),
-                delivery_id: None,
-                traceparent: None,
-                live: true,
-                held_since,
-                expires_at_ms,
-            };
-            let conditions = Conditions { unix_ms, ..Conditions::before_first_step(held_since + held) };
-            assert_eq!(frame.is_outdated(&conditions), expected, "{held:?}, {expires_at_ms:?} at {unix_ms}");
-        }
     }
 
     #[test]

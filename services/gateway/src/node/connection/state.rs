@@ -13,9 +13,10 @@ use std::{
 use axum::extract::ws::{Message, Utf8Bytes};
 use relay_domain::{
     AgentId,
+    mailboxes::stream::Seq,
     nodes::{tags::check_repo_tag, takeover::ProbeOutcome},
 };
-use relay_engine::{access::callers::NodeCaller, mailboxes::serving::LiveCopy};
+use relay_engine::access::callers::NodeCaller;
 use relay_wire::nodes::frame::{self, InboundFrame};
 use tokio::time::Instant;
 
@@ -26,11 +27,12 @@ use super::{
     heartbeats::DeclaredChanges,
     invocations::SentInvocations,
     jobs::{Job, JobResult, Read},
+    outbound::BufferCount,
     pacing::Pacing,
     peer_liveness::{PeerLiveness, Silence},
     registration::declared_tags,
     requests::RequestQueue,
-    served_agent::{BufferCount, ServedAgent},
+    served_agent::ServedAgent,
 };
 use crate::{
     connections::FrameMemory,
@@ -83,6 +85,8 @@ pub(super) struct ConnectionState {
     pub(super) is_repairing: bool,
     /// Earliest time of the next repair; set after storage has failed one.
     pub(super) repair_after: Instant,
+    /// Highest seqs of live copies for agents that are not served here, at most [`MAX_UNSERVED`]: they may be adopted soon.
+    pub(super) unserved: HashMap<AgentId, Seq>,
     /// Live copies, and rows read from storage, that wait to be sent.
     pub(super) live_bytes: BufferCount,
     pub(super) row_bytes: BufferCount,
@@ -133,6 +137,7 @@ impl ConnectionState {
             relisting: Relisting::Idle,
             is_repairing: false,
             repair_after: now,
+            unserved: HashMap::new(),
             live_bytes: BufferCount::default(),
             row_bytes: BufferCount::default(),
             rows_moved: now,
@@ -155,8 +160,9 @@ impl ConnectionState {
             Input::Message(message, memory) => self.on_message(message, memory),
             Input::Event(event) => self.on_event(event),
             Input::Job(done) => self.on_job_result(done),
-            Input::Live(agent, LiveCopy::Frame(live)) if self.is_current(&live) => self.on_live(agent, live),
-            Input::Live(agent, LiveCopy::Frame(_) | LiveCopy::WakeUp) => self.on_unverified(agent),
+            Input::Live(copies) => copies.into_iter().for_each(|(agent, live)| {
+                if self.is_current(&live) { self.on_live(agent, live) } else { self.on_outdated(agent) }
+            }),
             Input::Wake => {}
         }
         // A busy connection must not postpone its tick.
@@ -321,9 +327,8 @@ impl ConnectionState {
                 self.start_requests();
             }
             JobResult::Serve { start, agents } => {
-                for (position, tail) in agents {
-                    self.adopt_agent(position, tail, start);
-                }
+                agents.iter().for_each(|position| self.adopt_agent(position, start));
+                self.unserved.clear();
                 // The agent is routed by now, so that the client receives every later event, and nothing has been
                 // delivered, so that the reply comes first.
                 if let Some(reply) = self.registration_reply.take() {
