@@ -293,7 +293,15 @@ fn nats_findings(health: &NatsHealth) -> Vec<Finding> {
             "jetstream republish",
             found.republishes,
             Verdict::Warn,
-            format!("{}: {}", stream.name, if found.republishes { "on" } else { "off: copies are late" }),
+            format!(
+                "{}: {}",
+                stream.name,
+                if found.republishes {
+                    "on"
+                } else {
+                    "off: events, and deliveries to gateways of the version before, are late"
+                }
+            ),
             "remove the stream; gateways recreate it",
         ));
         findings.push(checked(

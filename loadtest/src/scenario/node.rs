@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(25);
 /// Channel of all agents.
 const CHANNEL: &str = "all";
-/// Messages to one agent for each post to all agents, which is many messages.
+/// Messages to one agent for each post to all of them, since a post is a message to every agent.
 const MESSAGES_PER_FAN_OUT: usize = 10;
 /// Bytes per second of the agent whose output is streamed.
 const FLOOD: &str = "2000000";

@@ -127,7 +127,7 @@ mod tests {
         registry.route_agent(&handle, &fence, served, &Arc::new(AtomicI64::new(1)));
         let unverified = vec![(scope, served, LiveCopy::WakeUp), (scope, gone, LiveCopy::WakeUp)];
         assert!(registry.route_copies(unverified).is_empty());
-        assert_eq!(registry.take_hinted(), [(scope, served)]);
+        assert_eq!(registry.take_due_comparisons(), [(scope, served)]);
         assert!(inbox.copies.try_recv().is_none());
         let sent = vec![
             (scope, served, copy("team/n/p")),
@@ -142,7 +142,7 @@ mod tests {
         };
         assert_eq!(received(&mut inbox), [served, unassigned, adopted]);
         assert_eq!(received(&mut other_inbox), [unassigned, adopted]);
-        assert!(received(&mut inbox).is_empty() && registry.take_hinted().is_empty());
+        assert!(received(&mut inbox).is_empty() && registry.take_due_comparisons().is_empty());
     }
 
     #[test]
@@ -156,11 +156,11 @@ mod tests {
         registry.route_agent(&handle, &fence, agent, &Arc::new(AtomicI64::new(1)));
         // Those of one message take one place.
         assert!(registry.route_copies(vec![(scope, agent, copy("n/p")); 1000]).is_empty());
-        assert!(registry.take_hinted().is_empty());
+        assert!(registry.take_due_comparisons().is_empty());
         for _ in 0..1000 {
             assert!(registry.route_copies(vec![(scope, agent, copy("n/p"))]).is_empty());
         }
-        assert_eq!(registry.take_to_compare(), [(scope, agent)]);
+        assert_eq!(registry.take_delayed_comparisons(), [(scope, agent)]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -178,7 +178,7 @@ mod tests {
                 () = &mut comparing => {}
                 _ = within(Duration::from_millis(millis)) => {}
             }
-            registry.take_hinted()
+            registry.take_due_comparisons()
         };
         let [first, second] = [1, 2].map(AgentId::new);
         registry.route_agent(&handle, &fence, first, &Arc::new(AtomicI64::new(1)));

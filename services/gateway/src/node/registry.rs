@@ -45,7 +45,8 @@ pub(super) const MAX_QUEUED_EVENTS: usize = 256;
 /// Time in which nearly all commits end.
 const COMPARISON_DELAY: Duration = Duration::from_millis(300);
 /// Messages with live copies that may wait for a connection, whose task takes them between two steps. Of each, its share of
-/// the copies waits, about 96 KiB at most. The mailboxes of further ones are compared with storage.
+/// the copies waits, about 96 KiB at most, and all of them take 12 MiB. A gateway sends some hundred messages a second, so
+/// that the task may be busy for tenths of a second. The mailboxes of further ones are compared with storage.
 const MAX_QUEUED_COPIES: usize = 128;
 
 /// Event for a connection from elsewhere in this gateway.
@@ -139,13 +140,13 @@ pub(super) struct Maps {
 pub struct Registry {
     maps: Arc<Mutex<Maps>>,
     ids: Arc<AtomicU64>,
-    /// Mailboxes that wait for a comparison: of hints, new routes, and copies that were dropped or not verified. At most
-    /// those that this gateway serves.
-    hinted: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
-    hinted_notify: Arc<Notify>,
-    /// Mailboxes that are compared a little later: of new routes, and of copies that were dropped.
-    to_compare: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
-    to_compare_notify: Arc<Notify>,
+    /// Mailboxes that are compared as soon as storage has answered before: of hints, and of copies that were not
+    /// verified.
+    due_comparisons: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
+    due_comparisons_notify: Arc<Notify>,
+    /// Mailboxes that are compared after [`COMPARISON_DELAY`]: of new routes, and of copies that were dropped.
+    delayed_comparisons: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
+    delayed_comparisons_notify: Arc<Notify>,
     /// Compared by the next silence check whether or not the change feed names them.
     pub(super) unchecked: Arc<Mutex<UncheckedPlaces>>,
     /// Workspaces that are said to be deleted and have connections here.
@@ -162,10 +163,10 @@ impl Default for Registry {
         Self {
             maps: Arc::default(),
             ids: Arc::default(),
-            hinted: Arc::default(),
-            hinted_notify: Arc::default(),
-            to_compare: Arc::default(),
-            to_compare_notify: Arc::default(),
+            due_comparisons: Arc::default(),
+            due_comparisons_notify: Arc::default(),
+            delayed_comparisons: Arc::default(),
+            delayed_comparisons_notify: Arc::default(),
             unchecked: Arc::default(),
             ended: Arc::default(),
             ended_notify: Arc::default(),
@@ -246,7 +247,7 @@ impl Registry {
                 self.renew_lease_periodically(&engine, gateway),
                 self.run_silence_checks(&engine, gateway),
                 self.handle_hints(&engine),
-                self.compare_hinted_mailboxes(&engine),
+                self.compare_due_mailboxes(&engine),
                 self.compare_delayed_mailboxes(),
                 self.answer_probes(&engine, gateway),
                 self.scan_invocations(&engine, gateway),
@@ -385,42 +386,43 @@ impl Registry {
 
     /// Has mailboxes that are served here compared with storage. In another loop: slow storage must not delay hints.
     pub(super) fn compare_soon(&self, keys: impl IntoIterator<Item = (WorkspaceScope, AgentId)>) {
-        self.hinted.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
-        self.hinted_notify.notify_one();
+        self.due_comparisons.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
+        self.due_comparisons_notify.notify_one();
     }
 
     /// Has mailboxes compared once commits have ended that are under way, and waiting copies were handled.
     pub(super) fn compare_later(&self, keys: impl IntoIterator<Item = (WorkspaceScope, AgentId)>) {
-        self.to_compare.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
-        self.to_compare_notify.notify_one();
+        self.delayed_comparisons.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
+        self.delayed_comparisons_notify.notify_one();
     }
 
-    pub(super) fn take_to_compare(&self) -> Vec<(WorkspaceScope, AgentId)> {
-        self.to_compare.lock().unwrap_or_else(PoisonError::into_inner).drain().collect()
+    /// Takes the mailboxes that wait for [`COMPARISON_DELAY`].
+    pub(super) fn take_delayed_comparisons(&self) -> Vec<(WorkspaceScope, AgentId)> {
+        self.delayed_comparisons.lock().unwrap_or_else(PoisonError::into_inner).drain().collect()
     }
 
-    /// Has new routes compared once. A commit that began before the provider registered sends no live copy, or sends it
-    /// to the gateway of the former socket; and a copy may come before the route.
+    /// Has new routes, and mailboxes with dropped copies, compared once. A commit that began before the provider registered
+    /// sends no live copy, or sends it to the gateway of the former socket; and a copy may come before the route.
     pub(super) async fn compare_delayed_mailboxes(&self) {
         loop {
-            self.to_compare_notify.notified().await;
-            // Taken before the wait, so that each route waits for at least as long.
-            let keys = self.take_to_compare();
+            self.delayed_comparisons_notify.notified().await;
+            // Taken before the wait, so that each mailbox waits for at least as long.
+            let keys = self.take_delayed_comparisons();
             tokio::time::sleep(COMPARISON_DELAY).await;
             self.compare_soon(keys);
         }
     }
 
-    /// Takes the mailboxes that wait to be compared.
-    pub(super) fn take_hinted(&self) -> Vec<(WorkspaceScope, AgentId)> {
-        self.hinted.lock().unwrap_or_else(PoisonError::into_inner).drain().collect()
+    /// Takes the mailboxes that are to be compared now.
+    pub(super) fn take_due_comparisons(&self) -> Vec<(WorkspaceScope, AgentId)> {
+        self.due_comparisons.lock().unwrap_or_else(PoisonError::into_inner).drain().collect()
     }
 
     /// Compares the mailboxes that wait for it, in batches.
-    async fn compare_hinted_mailboxes(&self, engine: &Engine) {
+    async fn compare_due_mailboxes(&self, engine: &Engine) {
         loop {
-            self.hinted_notify.notified().await;
-            let keys = self.take_hinted();
+            self.due_comparisons_notify.notified().await;
+            let keys = self.take_due_comparisons();
             for slice in keys.chunks(MAILBOXES_PER_QUERY) {
                 self.compare_mailboxes(engine, slice).await;
             }

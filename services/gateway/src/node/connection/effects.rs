@@ -27,7 +27,7 @@ pub(super) enum Input {
     /// From elsewhere in this gateway.
     Event(Event),
     Job(JobResult),
-    /// Live copies. Those for agents that this connection does not serve are ignored.
+    /// Live copies. Of those for agents that this connection does not serve, only the seqs are kept for a while.
     Live(Vec<(AgentId, LiveFrame)>),
     /// Time has passed, or the outbound queue has drained.
     Wake,

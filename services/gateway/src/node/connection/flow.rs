@@ -34,8 +34,9 @@ const UPDATE_WINDOW: Duration = Duration::from_secs(1);
 const MAILBOXES_PER_REPAIR: usize = 100;
 /// Delay after a failed repair.
 const REPAIR_RETRY: Duration = Duration::from_millis(200);
-/// Agents whose live copies are remembered until they are served. Later ones wait until their new routes are compared.
-pub(super) const MAX_UNSERVED: usize = 1024;
+/// Agents whose live copies are remembered until they are served, about 16 KiB. Beyond it all are forgotten: the comparison
+/// of their new routes finds the deliveries.
+const MAX_UNSERVED: usize = 1024;
 /// Bound of the live copies that wait on a connection. Further ones are read from storage in their turn.
 const MAX_LIVE_BYTES: usize = 1024 * 1024;
 /// While rows of more bytes wait to be sent, no others are read. Those of recipients of one message count for each.
@@ -49,10 +50,11 @@ impl ConnectionState {
     pub(super) fn on_live(&mut self, agent: AgentId, live: LiveFrame) {
         let Some(binding) = &self.binding else { return };
         let Some(served) = self.agents.get_mut(&agent) else {
-            if self.unserved.len() < MAX_UNSERVED {
-                let seq = self.unserved.entry(agent).or_default();
-                *seq = live.seq.max(*seq);
+            if self.unserved.len() >= MAX_UNSERVED {
+                self.unserved.clear();
             }
+            let seq = self.unserved.entry(agent).or_default();
+            *seq = live.seq.max(*seq);
             return;
         };
         let has_moved = !is_on_provider(&live.location, &binding.fence);

@@ -156,8 +156,10 @@ impl ConnectionState {
         }
         if let (Some(start), Some(served)) = (start, self.agents.get_mut(&agent)) {
             self.probing += usize::from(served.open(start, position));
-            // A copy came after the position was read.
-            self.unserved.get(&agent).into_iter().for_each(|seq| served.stream.on_head(*seq));
+            // A copy may have come after the position was read.
+            if let Some(seq) = self.unserved.remove(&agent) {
+                served.stream.on_head(seq);
+            }
             self.queue_agent(agent);
         }
     }

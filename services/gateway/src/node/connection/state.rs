@@ -85,7 +85,7 @@ pub(super) struct ConnectionState {
     pub(super) is_repairing: bool,
     /// Earliest time of the next repair; set after storage has failed one.
     pub(super) repair_after: Instant,
-    /// Highest seqs of live copies for agents that are not served here, at most [`MAX_UNSERVED`]: they may be adopted soon.
+    /// Highest seqs of live copies for agents that are not served here, and may be adopted soon. Their number is bounded.
     pub(super) unserved: HashMap<AgentId, Seq>,
     /// Live copies, and rows read from storage, that wait to be sent.
     pub(super) live_bytes: BufferCount,
@@ -328,7 +328,6 @@ impl ConnectionState {
             }
             JobResult::Serve { start, agents } => {
                 agents.iter().for_each(|position| self.adopt_agent(position, start));
-                self.unserved.clear();
                 // The agent is routed by now, so that the client receives every later event, and nothing has been
                 // delivered, so that the reply comes first.
                 if let Some(reply) = self.registration_reply.take() {

@@ -1,5 +1,6 @@
 //! Property tests of the connection state without a socket: random inputs, and what must hold of the effects.
 
+mod adoption;
 mod heartbeats;
 mod world;
 

@@ -264,7 +264,7 @@ impl World {
         assert!(self.unconfirmed <= PACING_WINDOW, "a broker would lock up");
     }
 
-    fn position(&self, agent: AgentId) -> MailboxPosition {
+    pub(super) fn position(&self, agent: AgentId) -> MailboxPosition {
         let mailbox = &self.mailboxes[&agent];
         let fence = fence();
         MailboxPosition {
@@ -280,7 +280,7 @@ impl World {
         }
     }
 
-    fn located(&self) -> Vec<AgentId> {
+    pub(super) fn located(&self) -> Vec<AgentId> {
         self.mailboxes.iter().filter(|(_, mailbox)| !mailbox.is_elsewhere).map(|(agent, _)| *agent).collect()
     }
 
