@@ -168,7 +168,7 @@ impl Side {
     }
 
     /// Posts `posts` messages to all of `agents`. Returns how many were typed in a second, and how many never: a published
-    /// broker drops some.
+    /// broker drops some, and types others twice, which makes it negative.
     async fn injections(
         &self,
         agents: &[FakeAgent],
@@ -192,7 +192,7 @@ impl Side {
             anyhow::Ok((seen, last.duration_since(began)))
         };
         let ((), (seen, took)) = tokio::try_join!(posting, typing)?;
-        Ok((seen as f64 / took.as_secs_f64(), (count - seen) as f64))
+        Ok((seen as f64 / took.as_secs_f64(), count as f64 - seen as f64))
     }
 
     /// Creates a channel of all agents: one post is a message to each, so that the broker is what limits injections
