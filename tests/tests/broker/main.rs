@@ -15,6 +15,7 @@ mod headless;
 mod hostile;
 mod programs;
 mod published;
+mod receipts;
 mod restart;
 mod restart_policy;
 mod run_as;

@@ -7,7 +7,7 @@ use relay_acceptance::chaos;
 use relay_testkit::node::{BrokerSpec, NodeBroker};
 use relay_testkit::proxy::TcpProxy;
 use relay_testkit::{shared, wait};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::Harnesses;
 use crate::scene::{SOON, Scene, is_running, numbered};
@@ -86,7 +86,13 @@ async fn an_agent_that_asks_for_its_end_gets_it_after_the_verdict() -> Result<()
     .await?;
     let asked = scene.broker.events("done", "agent_exit").await?;
     assert_eq!((asked.len(), &asked[0]["reason"]), (1, &json!("agent_requested")));
-    assert_eq!(scene.broker.events("done", "delivery_verified").await?.len(), 1);
+    let exited = scene.broker.events("done", "agent_exited").await?;
+    let status = (exited[0].get("code").unwrap_or(&Value::Null), &exited[0]["signal"]);
+    assert_eq!(status, (&Value::Null, &json!("1")), "it ran on and was hung up");
+    let verdicts = scene.broker.events("done", "delivery_verified").await?;
+    assert_eq!(verdicts.len(), 1);
+    let waited = verdicts[0]["latency_ms"].as_u64();
+    assert!(waited.is_some_and(|millis| millis >= 2000), "the verdict came after {waited:?} ms");
     assert!(scene.broker.names().await?.is_empty());
     Ok(())
 }

@@ -78,7 +78,7 @@ impl AgentTask {
             "verified": false,
             "error": failure.reason.as_str(),
         });
-        self.report("delivery.failed", payload, Some(format!("{}:failed", message.delivery_id)));
+        self.report("delivery.failed", payload, Some(format!("{}:L0", message.delivery_id)));
     }
 
     /// Takes visible output.

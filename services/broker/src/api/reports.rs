@@ -22,6 +22,8 @@ use crate::{
 
 /// Largest structured result, and largest metadata of one.
 const MAX_RESULT: usize = 1 << 20;
+/// Statuses of an ack that say the agent has the message. With another one, it would count as confirmed all the same.
+const CONFIRMING: [&str; 3] = ["received", "accepted", "delivered"];
 
 #[derive(Debug, Deserialize)]
 struct AckBody {
@@ -29,15 +31,20 @@ struct AckBody {
     delivery_id: Option<String>,
     #[serde(default, alias = "eventId")]
     event_id: Option<String>,
+    #[serde(default)]
+    status: Option<String>,
 }
 
 /// `POST /api/delivery-ack`
 pub(super) async fn ack(ready: Ready, headers: HeaderMap, body: Body) -> ApiResult<Json<Value>> {
     let token = secret(&headers, "x-agent-ack-token").unwrap_or_default();
     let agent = ready.services.agents.find_by_secret(token, |agent| &agent.ack_token).ok_or_else(unauthorized)?;
-    let AckBody { delivery_id, event_id } = body.parse()?;
+    let AckBody { delivery_id, event_id, status } = body.parse()?;
     if delivery_id.is_none() && event_id.is_none() {
         return Err(ApiError::invalid("delivery_id or event_id is needed"));
+    }
+    if status.is_some_and(|status| !CONFIRMING.contains(&status.as_str())) {
+        return Err(ApiError::invalid("status must be received, accepted or delivered"));
     }
     match agent.ask(|reply| AgentCommand::Ack { delivery_id, event_id, reply }).await? {
         AckAnswer::Accepted => Ok(Json(json!({ "success": true, "level": "L2", "method": "mcp" }))),

@@ -125,7 +125,7 @@ fn ack_tool() -> Tool {
     let properties = json!({
         "delivery_id": id("The delivery id that the reminder names."),
         "event_id": id("The id in brackets behind the sender. One of the two ids is enough."),
-        "status": id("received"),
+        "status": { "type": "string", "enum": ["received"] },
     });
     Tool::new(
         ACK_TOOL,

@@ -160,7 +160,7 @@ impl Pipeline {
             if due.contains(&DeliveryEffect::Held) {
                 effects.push(Effect::Suppressed(self.suppression_reason(&condition)));
             }
-            effects.extend(self.apply(index, due));
+            effects.extend(self.apply(index, now, due));
         }
         effects.extend(self.forget_finished(now));
         effects
@@ -240,17 +240,17 @@ impl Pipeline {
     fn signal(&mut self, index: usize, at: Timestamp, channel: Channel) -> Vec<Effect> {
         self.outstanding[index].note_signal(at, channel);
         let effects = self.outstanding[index].delivery.signal(at, channel);
-        self.apply(index, effects)
+        self.apply(index, at, effects)
     }
 
-    fn apply(&mut self, index: usize, delivery_effects: Vec<DeliveryEffect>) -> Vec<Effect> {
-        let effects = delivery_effects.into_iter().flat_map(|effect| self.apply_one(index, effect)).collect();
+    fn apply(&mut self, index: usize, at: Timestamp, delivery_effects: Vec<DeliveryEffect>) -> Vec<Effect> {
+        let effects = delivery_effects.into_iter().flat_map(|effect| self.apply_one(index, at, effect)).collect();
         let effects = self.outstanding[index].hold_back(effects);
         self.outstanding[index].release_texts();
         effects
     }
 
-    fn apply_one(&mut self, index: usize, effect: DeliveryEffect) -> Vec<Effect> {
+    fn apply_one(&mut self, index: usize, at: Timestamp, effect: DeliveryEffect) -> Vec<Effect> {
         let is_last = index + 1 == self.outstanding.len();
         match effect {
             DeliveryEffect::Verified { proof, .. } => {
@@ -267,8 +267,12 @@ impl Pipeline {
                 self.gate.pause.unverified();
                 self.has_verdict = true;
                 self.on_verdict(is_last);
-                let latency_ms = proof.map_or(0, |proof| millis(proof.elapsed));
-                settle(&self.outstanding[index], false, "timeout_fallback", latency_ms, Some(reason.as_str()))
+                let outstanding = &self.outstanding[index];
+                // Without any proof, the time that it was waited for.
+                let waited = || outstanding.delivery.attempt().map(|attempt| at.duration_since(attempt.started_at()));
+                let elapsed = proof.map(|proof| proof.elapsed).or_else(waited).unwrap_or_default();
+                let latency_ms = millis(elapsed);
+                settle(outstanding, false, "timeout_fallback", latency_ms, Some(reason.as_str()))
             }
             DeliveryEffect::Upgraded { proof, .. } => {
                 let outstanding = &self.outstanding[index];

@@ -126,7 +126,7 @@ pub(super) const SEND: [Field; 8] = [
 ];
 
 const RESULTS: [Field; 3] = [("data", Any, Some("1")), ("final", Flag, None), ("name", Text, None)];
-const ACKS: [Field; 2] = [("delivery_id", Text, Some("\"nothing\"")), ("event_id", Text, None)];
+const ACKS: [Field; 3] = [("delivery_id", Text, Some("\"nothing\"")), ("event_id", Text, None), ("status", Word, None)];
 
 /// Bodies that are no JSON object, or have no text or number in this field.
 fn broken_bodies(field: &str) -> Vec<Vec<u8>> {

@@ -116,7 +116,7 @@ impl AgentTask {
             return None;
         }
         self.publish(&Event::AgentExit { reason: "agent_requested" });
-        Some(ProcessEnd::Exited { exit: relay_pty::Exit::Code(0), was_requested: true })
+        Some(ProcessEnd::Exited { exit: relay_pty::Exit::Unknown, was_requested: true })
     }
 
     pub(super) fn on_command(&self, running: &mut ProgramRun, command: AgentCommand) -> Option<ProcessEnd> {

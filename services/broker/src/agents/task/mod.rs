@@ -89,8 +89,8 @@ impl AgentTask {
         while let Some(started) = process.take() {
             let mut running = self.begin(started, left, learned, mode);
             running.outcomes = outcomes;
-            let end = self.drive(&mut running).await;
-            self.end_program(running.process.terminal.clone(), &end).await;
+            let mut end = self.drive(&mut running).await;
+            self.end_program(running.process.terminal.clone(), &mut end).await;
             count_dropped_answers(&mut running);
             self.read_last_acks(&mut running).await;
             self.end_continuity(&mut running);
@@ -168,16 +168,21 @@ impl AgentTask {
         }
     }
 
-    /// Ends what is left of the program and of its descendants.
-    async fn end_program(&self, terminal: Terminal, end: &ProcessEnd) {
+    /// Ends what is left of the program and of its descendants. A program that has asked for its end may still run, so
+    /// its exit status is known only afterwards.
+    async fn end_program(&self, terminal: Terminal, end: &mut ProcessEnd) {
         let grace = match end {
             ProcessEnd::Exited { was_requested: false, .. } => Duration::ZERO,
             ProcessEnd::Exited { was_requested: true, .. } | ProcessEnd::Released { .. } => RELEASE_GRACE,
         };
         match terminal.end(grace).await {
-            Ok(report) if report.survivors.is_empty() => {}
             Ok(report) => {
-                tracing::error!(agent.name = self.name(), survivors = ?report.survivors, "processes outlive their agent");
+                if let ProcessEnd::Exited { exit, was_requested: true } = end {
+                    *exit = report.exit.unwrap_or(Exit::Unknown);
+                }
+                if !report.survivors.is_empty() {
+                    tracing::error!(agent.name = self.name(), survivors = ?report.survivors, "processes outlive their agent");
+                }
             }
             Err(error) => tracing::error!(agent.name = self.name(), %error, "an agent's processes could not be ended"),
         }
