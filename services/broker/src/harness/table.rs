@@ -121,7 +121,7 @@ pub(crate) enum McpStyle {
 pub(crate) struct ReadyRule {
     /// One of these texts is on the screen.
     pub(crate) screen: Vec<String>,
-    /// The cursor's row ends in one of these.
+    /// The cursor's row ends in one of these and has no input.
     pub(crate) prompt: Vec<String>,
     /// None of these is on the screen, in any case.
     pub(crate) blocked_by: Vec<String>,
@@ -131,9 +131,8 @@ impl ReadyRule {
     /// Returns whether the rule holds for the screen and the cursor's row up to the cursor.
     pub(crate) fn holds(&self, screen: &str, before_cursor: &str) -> bool {
         let lower = screen.to_lowercase();
-        let row = before_cursor.trim_end();
         (self.screen.is_empty() || self.screen.iter().any(|text| screen.contains(text)))
-            && (self.prompt.is_empty() || self.prompt.iter().any(|prompt| row.ends_with(prompt)))
+            && (self.prompt.is_empty() || rests_at(&self.prompt, before_cursor))
             && !self.blocked_by.iter().any(|text| lower.contains(&text.to_lowercase()))
     }
 }
@@ -195,9 +194,17 @@ impl Harness {
         if self.prompt.is_empty() {
             return ends_in_prompt(before_cursor);
         }
-        let row = before_cursor.trim_end();
-        self.prompt.iter().any(|prompt| row.ends_with(prompt))
+        rests_at(&self.prompt, before_cursor)
     }
+}
+
+/// Returns whether the cursor's row is a prompt without input. One word may stand before it, such as a mode or a host, and
+/// the frame of an input box; more is input that ends like a prompt.
+fn rests_at(prompts: &[String], before_cursor: &str) -> bool {
+    let is_frame = |word: &str| word.chars().all(|character| matches!(character, '\u{2500}'..='\u{257f}' | '|'));
+    let is_bare = |before: &str| before.split_whitespace().filter(|word| !is_frame(word)).count() <= 1;
+    let row = before_cursor.trim_end();
+    prompts.iter().any(|prompt| row.strip_suffix(prompt.as_str()).is_some_and(is_bare))
 }
 
 fn pattern<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Regex>, D::Error> {
@@ -227,6 +234,8 @@ mod tests {
         let claude = table.find("/opt/bin/claude").expect("an entry");
         assert_eq!((claude.name.as_str(), claude.mcp), ("claude", Some(McpStyle::Claude)));
         assert!(claude.is_at_prompt("❯ ") && !claude.is_at_prompt("working"));
+        assert!(claude.is_at_prompt("│ > ") && claude.is_at_prompt("plan> "));
+        assert!(!claude.is_at_prompt("│ > see <b>") && !claude.is_at_prompt("❯ a >"), "input is no prompt");
         assert!(table.find("cat").is_none());
     }
 
