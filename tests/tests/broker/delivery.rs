@@ -76,3 +76,29 @@ async fn held_messages_wait_without_an_ack_until_they_are_flushed() -> Result<()
     assert_eq!(flushed.body["flushed"], 3);
     scene.wait_for("held", &agent, &numbered(1, 3), 3).await
 }
+
+#[tokio::test]
+async fn only_an_urgent_message_interrupts_with_two_escapes() -> Result<()> {
+    let scene = Scene::new("steer").await?;
+    let script = "stty raw -echo; exec cat > typed";
+    let spawn = json!({ "name": "raw", "cli": "sh", "args": ["-c", script] });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(spawn)).await?.status, 200);
+    for (text, mode) in [("first", "wait"), ("second", "steer"), ("third", "wait")] {
+        let send = json!({ "to": "raw", "text": text, "from": "sender", "mode": mode });
+        let sent = scene.broker.call("POST", "/api/send", Some(send)).await?;
+        ensure!(sent.is_success(), "{} {}", sent.status, sent.body);
+    }
+    let typed = wait::until_ok("three messages", SOON, || async {
+        let typed = std::fs::read_to_string(scene.broker.folder().join("typed"))?;
+        let messages: Vec<String> = typed.split_terminator('\r').map(str::to_owned).collect();
+        ensure!(messages.len() == 3 && typed.ends_with('\r'), "{messages:?}");
+        anyhow::Ok(messages)
+    });
+    let typed = typed.await?;
+    for (message, (text, escapes)) in typed.iter().zip([("first", 0), ("second", 2), ("third", 0)]) {
+        assert!(message.ends_with(text), "{typed:?}");
+        assert_eq!(message.matches('\u{1b}').count(), escapes, "{typed:?}");
+        assert_eq!(message.starts_with("\u{1b}\u{1b}Relay message"), escapes == 2, "{typed:?}");
+    }
+    Ok(())
+}

@@ -319,6 +319,19 @@ async fn fault_19_figures_are_true_and_a_failed_start_leaves_no_file() -> Result
     scene.broker.wait_connected().await?;
     let health = scene.broker.call_with("GET", "/health", &[]).await?.body;
     assert_eq!((&health["agentCount"], &health["status"]), (&json!(1), &json!("ok")), "{health}");
+    // A message that waits for a driver, and a reader of events.
+    scene.broker.call("PUT", "/api/spawned/one/delivery-mode", Some(json!({ "mode": "manual_flush" }))).await?;
+    scene.sender.dm("one", "message-1").await?.success()?;
+    let mut request = scene.broker.socket_url("/ws").into_client_request()?;
+    request.headers_mut().insert("x-api-key", scene.broker.key().parse()?);
+    let (_reader, _) = connect_async(request).await?;
+    wait::until_ok("the figures", SOON, || async {
+        let health = scene.broker.call_with("GET", "/health", &[]).await?.body;
+        let counts = (&health["pendingDeliveryCount"], &health["wsConnections"]);
+        ensure!(counts == (&json!(1), &json!(1)), "{health}");
+        anyhow::Ok(())
+    })
+    .await?;
     let metrics = scene.broker.call("GET", "/api/metrics", None).await?.body;
     assert_eq!(metrics["broker"]["total_agents_spawned"], 1, "{metrics}");
     assert!(metrics["agents"][0]["memory_bytes"].as_u64() > Some(0), "{metrics}");
