@@ -22,7 +22,8 @@ use crate::{
 
 /// Largest structured result, and largest metadata of one.
 const MAX_RESULT: usize = 1 << 20;
-/// Statuses of an ack that say the agent has the message. With another one, it would count as confirmed all the same.
+/// Statuses with which an ack confirms. `received` is that of ack files; agents use the other two with the ack tools of
+/// engines. Any other is refused, since an ack with it is no confirmation.
 const CONFIRMING: [&str; 3] = ["received", "accepted", "delivered"];
 
 #[derive(Debug, Deserialize)]

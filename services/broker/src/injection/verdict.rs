@@ -268,7 +268,7 @@ impl Pipeline {
                 self.has_verdict = true;
                 self.on_verdict(is_last);
                 let outstanding = &self.outstanding[index];
-                // Without any proof, the time that it was waited for.
+                // Without a proof, the time since the attempt began.
                 let waited = || outstanding.delivery.attempt().map(|attempt| at.duration_since(attempt.started_at()));
                 let elapsed = proof.map(|proof| proof.elapsed).or_else(waited).unwrap_or_default();
                 let latency_ms = millis(elapsed);

@@ -168,8 +168,8 @@ impl AgentTask {
         }
     }
 
-    /// Ends what is left of the program and of its descendants. A program that has asked for its end may still run, so
-    /// its exit status is known only afterwards.
+    /// Ends the program, if it still runs, and its descendants. A program that has asked for its end may run until then,
+    /// so `end` gets its exit status here.
     async fn end_program(&self, terminal: Terminal, end: &mut ProcessEnd) {
         let grace = match end {
             ProcessEnd::Exited { was_requested: false, .. } => Duration::ZERO,
@@ -181,7 +181,8 @@ impl AgentTask {
                     *exit = report.exit.unwrap_or(Exit::Unknown);
                 }
                 if !report.survivors.is_empty() {
-                    tracing::error!(agent.name = self.name(), survivors = ?report.survivors, "processes outlive their agent");
+                    let survivors = report.survivors;
+                    tracing::error!(agent.name = self.name(), ?survivors, "processes outlive their agent");
                 }
             }
             Err(error) => tracing::error!(agent.name = self.name(), %error, "an agent's processes could not be ended"),
