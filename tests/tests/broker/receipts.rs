@@ -74,3 +74,30 @@ async fn without_a_setting_watchers_hear_of_exceptions_only() -> Result<()> {
     assert!(receipts(&scene.workspace, "echoing", "delivery.delivered").await?.is_empty());
     Ok(())
 }
+
+#[tokio::test]
+async fn an_ack_with_a_status_that_does_not_confirm_is_refused() -> Result<()> {
+    let scene = Scene::new("statuses").await?;
+    // It shows nothing, so only its ack can confirm.
+    let script = "stty -echo; printf %s \"$AGENT_RELAY_ACK_TOKEN\" > token; exec cat > /dev/null";
+    let spawn = json!({ "name": "silent", "cli": "sh", "args": ["-c", script] });
+    assert_eq!(scene.broker.call("POST", "/api/spawn", Some(spawn)).await?.status, 200);
+    let message = post(&scene, "silent").await?;
+    wait::until_ok("the verdict", SOON, || async {
+        ensure!(scene.broker.events("silent", "delivery_verified").await?.len() == 1, "none yet");
+        anyhow::Ok(())
+    })
+    .await?;
+    let token = std::fs::read_to_string(scene.broker.folder().join("token"))?;
+    let ack = async |status: &str| {
+        let body = json!({ "event_id": message, "status": status });
+        let api = Api::anonymous(scene.broker.url());
+        api.call("POST".parse()?, "/api/delivery-ack", Some(body), &[("x-agent-ack-token", &token)]).await
+    };
+    let refused = ack("failed").await?;
+    assert_eq!((refused.status, &refused.body["code"]), (400, &json!("invalid_request")), "{}", refused.body);
+    assert!(scene.broker.events("silent", "delivery_upgraded").await?.is_empty());
+    assert_eq!(ack("received").await?.body, json!({ "success": true, "level": "L2", "method": "mcp" }));
+    assert_eq!(scene.broker.events("silent", "delivery_upgraded").await?.len(), 1);
+    Ok(())
+}
