@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 /// A message is settled when it was verified, closed by the policy for unverified ones, or when its failure was
 /// reported; messages that no program sees are settled at once. Bounded by the messages between the floor and the
 /// last one received, which the agent's queue bounds.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct AckFloor {
     acked: u64,
     received: u64,

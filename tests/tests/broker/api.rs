@@ -1,10 +1,10 @@
 //! The listen API as drivers use it.
 
 use anyhow::{Context, Result, ensure};
-use relay_testkit::wait;
+use relay_testkit::{node::FakeAgent, wait};
 use serde_json::json;
 
-use crate::scene::{SOON, Scene};
+use crate::scene::{SOON, Scene, floors, numbered};
 
 #[tokio::test]
 async fn callers_need_the_key_and_browser_origins_are_refused() -> Result<()> {
@@ -155,4 +155,61 @@ async fn metrics_show_lengths_of_queues_and_answers_that_a_program_does_not_read
         anyhow::Ok(())
     })
     .await
+}
+
+#[tokio::test]
+async fn an_agent_with_a_token_starts_without_the_engine_and_gets_its_messages_later() -> Result<()> {
+    let (mut scene, proxy) = Scene::behind_proxy("unbound").await?;
+    let token = scene.workspace.register_agent("worker").await?.token;
+    scene.sender.post("/v1/channels", json!({ "name": "room" })).await?.success()?;
+    proxy.cut();
+    // The sender reaches the engine.
+    scene.sender.dm("worker", "message-1").await?.success()?;
+    let body = json!({ "agentToken": token, "channels": ["room"] });
+    let agent = FakeAgent::new("cooked", scene.broker.folder().join("worker.log"), &[]);
+    let spawned = scene.broker.spawn(&agent, "worker", body).await?;
+    assert!(spawned.is_success(), "{}", spawned.body);
+    assert_eq!(spawned.body["pre_registered"], true);
+    assert!(spawned.body["warning"].as_str().is_some_and(|text| text.contains("bound")), "{}", spawned.body);
+    assert_eq!(scene.broker.names().await?, ["worker"]);
+
+    proxy.restore();
+    scene.wait_for("worker", &agent, &numbered(1, 1), 1).await?;
+    wait::until_ok("the channel's member", SOON, || async {
+        let members = scene.workspace.get("/v1/channels/room/members").await?.success()?;
+        ensure!(members.to_string().contains("worker"), "{members}");
+        anyhow::Ok(())
+    })
+    .await?;
+    scene.sender.post("/v1/channels/room/messages", json!({ "text": "message-2" })).await?.success()?;
+    scene.wait_for("worker", &agent, &numbered(1, 2), 2).await?;
+
+    scene.broker.kill_and_restart().await?;
+    scene.sender.dm("worker", "message-3").await?.success()?;
+    scene.wait_for("worker", &agent, &numbered(1, 3), 3).await
+}
+
+#[tokio::test]
+async fn an_agent_that_ends_before_the_engine_is_back_stays_off_the_node() -> Result<()> {
+    let (scene, proxy) = Scene::behind_proxy("ended-early").await?;
+    let token = scene.workspace.register_agent("gone").await?.token;
+    let wrong = scene.workspace.register_agent("other").await?.token;
+    proxy.cut();
+    for (name, token) in [("gone", token), ("wrong", wrong)] {
+        let body = json!({ "name": name, "cli": "cat", "agentToken": token });
+        assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
+    }
+    assert_eq!(scene.broker.call("DELETE", "/api/spawned/gone", None).await?.status, 200);
+
+    proxy.restore();
+    // A token of another name is noticed as soon as the engine can be asked. By then the other would be bound as well.
+    wait::until_ok("the refusal", SOON, || async {
+        let errors = scene.broker.events("wrong", "worker_error").await?;
+        ensure!(errors.iter().any(|error| error["code"] == "not_bound"), "{errors:?}");
+        anyhow::Ok(())
+    })
+    .await?;
+    assert!(floors(&scene.workspace).await?.is_empty());
+    assert_eq!(scene.broker.names().await?, ["wrong"]);
+    Ok(())
 }

@@ -30,7 +30,7 @@ impl AgentTask {
     /// that start.
     pub(super) async fn leave(&self) {
         let services = &self.launch.services;
-        services.link.unhost(self.name(), &self.launch.handle.agent_id);
+        self.launch.handle.registration.end(&services.link, self.name());
         self.launch.remove_ack_folder().await;
         let (roster, files, name) = (services.roster.clone(), services.project_files.clone(), self.name().to_owned());
         let removed = tokio::task::spawn_blocking(move || {

@@ -8,7 +8,6 @@ use std::{
 use futures::future::BoxFuture;
 use relay_pty::ProcessIdentity;
 use relay_verification::{RequiredChannels, strategy::Strategy};
-use relay_wire::nodes::frame::AgentRegister;
 use serde_json::json;
 use tokio::{
     sync::{Semaphore, mpsc, watch},
@@ -16,28 +15,30 @@ use tokio::{
 };
 
 use super::{
-    AgentCommand, AgentError, AgentHandle, AgentInfo, AgentSpec, ResultSchema, Services, SpawnSource,
+    AgentCommand, AgentError, AgentHandle, AgentInfo, AgentSpec, Registration, ResultSchema, Services, SpawnSource,
     ack_files::AckFolder,
     command::{COMMANDS, INPUT_STREAMS},
     headless::HeadlessTask,
     mcp::configure_servers,
     process::{Launch, StartedProcess},
+    registration::IdentifiedAgent,
     task::AgentTask,
 };
 use crate::{
     api::types::{Event, ProcessFacts},
     clock,
     engine::{Engine, EngineError, Request},
-    engine_link::{HostedAgent, LinkError},
     harness::Harness,
     injection::Profile,
     insight::ProgramVersion,
-    mailbox::{Mailbox, SharedMailbox},
     metric_names,
 };
 
 /// Time for joining the agent's channels; a failure is a warning.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Warning of a start without the engine.
+const UNBOUND: &str =
+    "the engine cannot be reached: the agent is bound, joins its channels and gets messages as soon as it can";
 
 /// An agent that was started.
 #[derive(Debug)]
@@ -84,14 +85,19 @@ impl Spawner {
         self.introduce(&mut spec).await?;
         let reservation = services.agents.reserve(&spec.name, services.settings.max_agents)?;
         let released = reservation.released();
-        let identified = released.run_until_cancelled(self.identify(&spec, had)).await;
-        let (hosted, pre_registered) = identified.unwrap_or(Err(AgentError::Disappeared))?;
-        let warning = join_channels(&services.engine, &hosted.token, &spec.channels).await;
+        let identified = released.run_until_cancelled(self.identify(&spec, source, had)).await;
+        let agent = identified.unwrap_or(Err(AgentError::Disappeared))?;
+        let is_unbound = agent.registration.is_awaited();
+        let warning = match is_unbound {
+            true => Some(UNBOUND.to_owned()),
+            false => join_channels(&services.engine, &agent.token, &spec.channels).await,
+        };
         let started = match released.is_cancelled() {
             true => Err(AgentError::Disappeared),
-            false => self.start(&spec, &hosted, source).await,
+            false => self.start(&spec, &agent, source).await,
         };
-        let StartedAgent { handle, pid, life } = started.inspect_err(|_| self.undo(&spec.name, &hosted.agent_id))?;
+        let StartedAgent { handle, pid, life } = started.inspect_err(|_| self.undo(&spec.name, &agent.registration))?;
+        let pre_registered = agent.pre_registered;
         let facts = process_facts(&spec, pid);
         services.counters.spawned.fetch_add(1, Ordering::Relaxed);
         metrics::counter!(metric_names::SPAWNS).increment(1);
@@ -103,24 +109,19 @@ impl Spawner {
             registration_warning: warning.clone(),
         };
         services.hub.publish(&spec.name, &event);
-        reservation.run(handle);
+        reservation.run(handle.clone());
         // Last: the program may end at once, and its end frees the name.
         services.tasks.spawn(life);
+        if is_unbound {
+            services.tasks.spawn(self.clone().bind_later(handle, agent.mailbox));
+        }
         services.link.announce();
         Ok(SpawnedAgent { pid, pre_registered, warning })
     }
 
-    /// Makes the agent known to the engine as one of this node. Returns whether it existed before.
-    async fn identify(&self, spec: &AgentSpec, had: Vec<String>) -> Result<(HostedAgent, bool), AgentError> {
-        match &spec.agent_token {
-            Some(token) => Ok((self.bind(spec, token, had).await?, true)),
-            None => Ok((self.register(spec, had).await?, false)),
-        }
-    }
-
     /// Takes back what was done for an agent whose program could not be started.
-    fn undo(&self, name: &str, agent_id: &str) {
-        self.services.link.unhost(name, agent_id);
+    fn undo(&self, name: &str, registration: &Registration) {
+        registration.end(&self.services.link, name);
         let (files, name) = (self.services.project_files.clone(), name.to_owned());
         self.services.tasks.spawn_blocking(move || files.remove(&name));
     }
@@ -136,58 +137,6 @@ impl Spawner {
         let task = spec.task.take();
         spec.task = Some(task.map_or_else(|| notes.text(), |task| format!("{}\n\n{task}", notes.text())));
         Ok(())
-    }
-
-    /// Registers the agent on the node socket, or over REST where the name belongs to an agent that runs nowhere.
-    async fn register(&self, spec: &AgentSpec, had: Vec<String>) -> Result<HostedAgent, AgentError> {
-        let services = &self.services;
-        let frame = AgentRegister {
-            name: spec.name.clone(),
-            invocation_id: spec.invocation_id.clone(),
-            session_ref: spec.session_id.clone(),
-            resumable: spec.is_resumable.then_some(true),
-            auto_join_general: Some(false),
-        };
-        match services.link.host(frame, had.clone()).await {
-            Err(LinkError::Refused(refused)) if refused.code == "agent_already_exists" => {
-                let body = json!({ "name": spec.name, "type": "agent", "auto_join_general": false });
-                let request = Request::post(&["agents"], &services.identity.workspace_key, body);
-                let request = request.keyed(format!("relay-spawn:{}", uuid::Uuid::new_v4()));
-                let registered = services.engine.call(request).await.map_err(|error| match error.refusal() {
-                    Some((409, _)) => AgentError::AlreadyExists { name: spec.name.clone() },
-                    Some(_) | None => AgentError::Engine(error),
-                })?;
-                let token = registered["token"].as_str().unwrap_or_default();
-                self.bind(spec, token, had).await
-            }
-            answer => Ok(answer?),
-        }
-    }
-
-    /// Binds an agent that exists to this node.
-    async fn bind(&self, spec: &AgentSpec, token: &str, had: Vec<String>) -> Result<HostedAgent, AgentError> {
-        let services = &self.services;
-        let own = services.engine.call(Request::get(&["agent"], token)).await?;
-        if own["name"].as_str().is_some_and(|name| name != spec.name) {
-            // Its messages come under its own name and would find no agent here.
-            let problem = format!("agentToken belongs to the agent {}, spawn it under that name", own["name"]);
-            return Err(AgentError::Invalid(problem));
-        }
-        let agent_id = own["id"].as_str().unwrap_or_default().to_owned();
-        let body = json!({ "agent_name": own["name"], "session_ref": spec.session_id });
-        let path = ["nodes", services.identity.node_id.as_str(), "agents"];
-        let bound = services.engine.call(Request::post(&path, &services.identity.workspace_key, body)).await?;
-        let cursor = bound["delivery_ack_seq"].as_u64().unwrap_or(0);
-        let mailbox = Mailbox::new(&agent_id, &services.identity.agent_id, cursor, had);
-        let hosted = HostedAgent {
-            agent_id,
-            token: token.to_owned(),
-            invocation_id: spec.invocation_id.clone(),
-            session_ref: spec.session_id.clone(),
-            mailbox: Arc::new(SharedMailbox::new(mailbox)),
-        };
-        services.link.adopt(&spec.name, hosted.clone());
-        Ok(hosted)
     }
 
     /// Facts about an agent for its pipeline.
@@ -214,18 +163,18 @@ impl Spawner {
     async fn start(
         &self,
         spec: &AgentSpec,
-        hosted: &HostedAgent,
+        agent: &IdentifiedAgent,
         source: SpawnSource,
     ) -> Result<StartedAgent, AgentError> {
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let (info, info_receiver) = watch::channel(AgentInfo::starting(clock::unix_ms()));
-        let (launch, profile) = self.prepare(spec, hosted, info_receiver, commands).await?;
+        let (launch, profile) = self.prepare(spec, agent, info_receiver, commands).await?;
         let handle = launch.handle.clone();
         if let Some(headless) = launch.handle.spec.headless.clone() {
             let marker = uuid::Uuid::new_v4().simple().to_string();
             // No process runs yet: its processes are found by the marker.
             launch.write_down(marker.clone(), ProcessIdentity::NONE).await?;
-            let base = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
+            let base = AgentTask::new(launch, profile, agent.mailbox.clone(), info, inbox);
             let task = HeadlessTask::new(base, headless, marker)?;
             return Ok(StartedAgent { handle, pid: None, life: Box::pin(task.run()) });
         }
@@ -238,7 +187,7 @@ impl Spawner {
         };
         let pid = process.terminal.identity().pid;
         info.send_modify(|info| info.terminal = Some(process.terminal.clone()));
-        let task = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
+        let task = AgentTask::new(launch, profile, agent.mailbox.clone(), info, inbox);
         Ok(StartedAgent { handle, pid: Some(pid), life: Box::pin(task.run(process)) })
     }
 
@@ -246,7 +195,7 @@ impl Spawner {
     async fn prepare(
         &self,
         spec: &AgentSpec,
-        hosted: &HostedAgent,
+        agent: &IdentifiedAgent,
         info: watch::Receiver<AgentInfo>,
         commands: mpsc::Sender<AgentCommand>,
     ) -> Result<(Launch, Profile), AgentError> {
@@ -272,8 +221,8 @@ impl Spawner {
         };
         let handle = AgentHandle {
             harness: label,
-            agent_id: hosted.agent_id.clone(),
-            token: hosted.token.clone(),
+            registration: agent.registration.clone(),
+            token: agent.token.clone(),
             ack_token: secret("aat_"),
             result_token: secret("arr_"),
             result_schema,
@@ -293,7 +242,7 @@ impl Spawner {
 }
 
 /// Joins channels as the agent, and creates those that do not exist. Returns what went wrong.
-async fn join_channels(engine: &Engine, token: &str, channels: &[String]) -> Option<String> {
+pub(super) async fn join_channels(engine: &Engine, token: &str, channels: &[String]) -> Option<String> {
     let joining = async {
         for channel in channels {
             join_or_create(engine, token, channel)

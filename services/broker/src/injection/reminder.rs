@@ -52,8 +52,9 @@ impl Reminder {
             String::new()
         };
         format!(
-            "<system-reminder>\nThis is a message from another agent. Reply with {reply}; {prefix}check_inbox lists \
-             earlier messages.\nUse /exit or {prefix}remove_agent only when you are told to end.{confirm}\n\
+            "<system-reminder>\nThis is a message from another agent. Reply with {reply}. Tools: {prefix}send_dm (to), \
+             {prefix}post_message (channel), {prefix}reply_to_thread, {prefix}check_inbox for earlier \
+             messages.\nUse /exit or {prefix}remove_agent only when you are told to end.{confirm}\n\
              </system-reminder>\n"
         )
     }
@@ -89,6 +90,31 @@ mod tests {
             let inner = inner.expect("one block");
             assert!(!inner.contains(['<', '>']), "{inner}");
             assert_eq!(inner.matches('"').count(), quotes, "{inner}");
+        }
+    }
+
+    #[test]
+    fn the_full_text_names_every_tool_and_comes_again_after_time_and_output() {
+        let message = Message::example("hi");
+        let mut reminder = Reminder::new("agent-relay.", false);
+        let is_full = |text: &str| {
+            let tools = ["send_dm", "post_message", "reply_to_thread", "check_inbox", "remove_agent"];
+            let named = tools.iter().filter(|tool| text.contains(&format!("agent-relay.{tool}"))).count();
+            assert!(named == tools.len() || (named == 1 && text.contains(&message.delivery_id)), "{text}");
+            named == tools.len()
+        };
+        let due = REPEAT_AFTER.as_millis() as i64;
+        let steps = [
+            (0, 0, true),
+            (1, 0, false),
+            (due, REPEAT_AFTER_BYTES - 1, false),
+            (due - 1, REPEAT_AFTER_BYTES, false),
+            (due, REPEAT_AFTER_BYTES, true),
+            (due + 1, REPEAT_AFTER_BYTES, false),
+        ];
+        for (millis, bytes, expected) in steps {
+            let text = reminder.text(&message, Timestamp::from_millis(millis), bytes);
+            assert_eq!(is_full(&text), expected, "{millis} ms, {bytes} bytes");
         }
     }
 }

@@ -18,7 +18,7 @@ const MAX_QUEUED: usize = 1024;
 const MAX_QUEUED_BYTES: usize = 32 << 20;
 
 /// Order of one agent's messages.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     agent_id: String,
     /// Agent of the broker itself, whose messages carry the name of the real sender.

@@ -17,14 +17,14 @@ use crate::{clock, insight::count_dropped, metric_names};
 const MAX_READ: usize = 64;
 
 /// Mailbox of one agent. The lock is held for one step of the state machine and never over an await.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SharedMailbox {
     content: Mutex<Content>,
     /// Notified when messages have arrived.
     pub(crate) arrived: Notify,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Content {
     mailbox: Mailbox,
     /// Messages that the agent's task has not fetched; bounded by the mailbox.
@@ -48,15 +48,12 @@ pub(crate) enum FrameAnswer {
 
 impl SharedMailbox {
     pub(crate) fn new(mailbox: Mailbox) -> Self {
-        Self {
-            content: Mutex::new(Content {
-                mailbox,
-                arrived: VecDeque::new(),
-                read: VecDeque::new(),
-                spans: BTreeMap::new(),
-            }),
-            arrived: Notify::new(),
-        }
+        Self { content: Mutex::new(Content { mailbox, ..Content::default() }), arrived: Notify::new() }
+    }
+
+    /// Continues in this order. No frame comes before it.
+    pub(crate) fn begin(&self, mailbox: Mailbox) {
+        self.with_content(|content| content.mailbox = mailbox);
     }
 
     /// Takes a frame of the engine.

@@ -35,6 +35,7 @@ pub(crate) struct RosterFile {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct AgentRecord {
     pub(crate) spec: AgentSpec,
+    /// Empty as long as the agent is not registered at the engine.
     pub(crate) agent_id: String,
     /// Value of the marker variable in the environment of its processes.
     pub(crate) marker: String,
@@ -111,6 +112,15 @@ impl Roster {
         self.change(|content| {
             if let Some(record) = content.agents.get_mut(name) {
                 record.task_typed = true;
+            }
+        })
+    }
+
+    /// Notes the id of an agent that is registered after its start. Blocks for a write to the disk.
+    pub(crate) fn set_agent_id(&self, name: &str, agent_id: String) -> Result<()> {
+        self.change(|content| {
+            if let Some(record) = content.agents.get_mut(name) {
+                record.agent_id = agent_id;
             }
         })
     }

@@ -1,0 +1,231 @@
+//! Registration of agents at the engine: on the node socket, or by a binding of one that exists, which may come after
+//! the program has started ([`Registration`]).
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use relay_wire::nodes::frame::AgentRegister;
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::{AgentError, AgentHandle, AgentSpec, SpawnSource, Spawner, spawner::join_channels};
+use crate::{
+    api::types::Event,
+    engine::Request,
+    engine_link::{EngineLink, HostedAgent, LinkError},
+    mailbox::{Mailbox, SharedMailbox},
+};
+
+/// Pause before the next attempt to bind an agent whose program runs already.
+const RETRY_PAUSE: Duration = Duration::from_secs(2);
+
+/// An agent as the engine knows it, or will.
+pub(super) struct IdentifiedAgent {
+    pub(super) token: String,
+    pub(super) mailbox: Arc<SharedMailbox>,
+    pub(super) registration: Arc<Registration>,
+    /// It existed before.
+    pub(super) pre_registered: bool,
+}
+
+/// Whether the engine knows an agent as one of this node. Ends with the agent, so that a late binding does not host it.
+#[derive(Debug)]
+pub(crate) struct Registration(Mutex<RegistrationState>);
+
+#[derive(Debug)]
+enum RegistrationState {
+    /// The engine cannot be reached.
+    Awaited,
+    Registered {
+        agent_id: String,
+    },
+    Ended,
+}
+
+impl Registration {
+    fn new(state: RegistrationState) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(state)))
+    }
+
+    /// Id of the agent, once it is registered and as long as it runs.
+    pub(crate) fn agent_id(&self) -> Option<String> {
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            RegistrationState::Registered { agent_id } => Some(agent_id.clone()),
+            RegistrationState::Awaited | RegistrationState::Ended => None,
+        }
+    }
+
+    pub(super) fn is_awaited(&self) -> bool {
+        matches!(*self.0.lock().unwrap_or_else(PoisonError::into_inner), RegistrationState::Awaited)
+    }
+
+    /// Hosts the agent, unless it has ended. Returns whether it is hosted.
+    fn complete(&self, link: &EngineLink, name: &str, agent: HostedAgent) -> bool {
+        // Held until it is hosted: an end that comes meanwhile ends that as well.
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_awaited = matches!(*state, RegistrationState::Awaited);
+        if is_awaited {
+            *state = RegistrationState::Registered { agent_id: agent.agent_id.clone() };
+            link.adopt(name, agent);
+        }
+        is_awaited
+    }
+
+    /// Ends it, and the hosting of the agent.
+    pub(super) fn end(&self, link: &EngineLink, name: &str) {
+        let before = {
+            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *state, RegistrationState::Ended)
+        };
+        if let RegistrationState::Registered { agent_id } = before {
+            link.unhost(name, &agent_id);
+        }
+    }
+}
+
+impl IdentifiedAgent {
+    fn registered(agent: HostedAgent, pre_registered: bool) -> Self {
+        Self {
+            token: agent.token,
+            mailbox: agent.mailbox,
+            registration: Registration::new(RegistrationState::Registered { agent_id: agent.agent_id }),
+            pre_registered,
+        }
+    }
+}
+
+impl Spawner {
+    /// Makes the agent known to the engine as one of this node. One that has a token can start without the engine. An
+    /// agent of an earlier broker cannot: the engine tells which messages its session has.
+    pub(super) async fn identify(
+        &self,
+        spec: &AgentSpec,
+        source: SpawnSource,
+        had: Vec<String>,
+    ) -> Result<IdentifiedAgent, AgentError> {
+        let Some(token) = &spec.agent_token else {
+            return Ok(IdentifiedAgent::registered(self.register(spec, had).await?, false));
+        };
+        match self.bind_and_host(spec, token, had).await {
+            Err(error) if error.is_transient() && source != SpawnSource::Restart => {
+                tracing::warn!(agent.name = spec.name, %error, "an agent starts unbound, retrying to bind it");
+                Ok(IdentifiedAgent {
+                    token: token.clone(),
+                    mailbox: Arc::default(),
+                    registration: Registration::new(RegistrationState::Awaited),
+                    pre_registered: true,
+                })
+            }
+            outcome => Ok(IdentifiedAgent::registered(outcome?, true)),
+        }
+    }
+
+    /// Registers the agent on the node socket, or over REST where the name belongs to an agent that runs nowhere.
+    async fn register(&self, spec: &AgentSpec, had: Vec<String>) -> Result<HostedAgent, AgentError> {
+        let services = self.services();
+        let frame = AgentRegister {
+            name: spec.name.clone(),
+            invocation_id: spec.invocation_id.clone(),
+            session_ref: spec.session_id.clone(),
+            resumable: spec.is_resumable.then_some(true),
+            auto_join_general: Some(false),
+        };
+        match services.link.host(frame, had.clone()).await {
+            Err(LinkError::Refused(refused)) if refused.code == "agent_already_exists" => {
+                let body = json!({ "name": spec.name, "type": "agent", "auto_join_general": false });
+                let request = Request::post(&["agents"], &services.identity.workspace_key, body);
+                let request = request.keyed(format!("relay-spawn:{}", uuid::Uuid::new_v4()));
+                let registered = services.engine.call(request).await.map_err(|error| match error.refusal() {
+                    Some((409, _)) => AgentError::AlreadyExists { name: spec.name.clone() },
+                    Some(_) | None => AgentError::Engine(error),
+                })?;
+                let token = registered["token"].as_str().unwrap_or_default();
+                self.bind_and_host(spec, token, had).await
+            }
+            answer => Ok(answer?),
+        }
+    }
+
+    async fn bind_and_host(&self, spec: &AgentSpec, token: &str, had: Vec<String>) -> Result<HostedAgent, AgentError> {
+        let agent = self.bind(spec, token, had, Arc::default()).await?;
+        self.services().link.adopt(&spec.name, agent.clone());
+        Ok(agent)
+    }
+
+    /// Binds an agent that exists to this node, and continues its mailbox behind the engine's cursor. It is not hosted
+    /// yet.
+    async fn bind(
+        &self,
+        spec: &AgentSpec,
+        token: &str,
+        had: Vec<String>,
+        mailbox: Arc<SharedMailbox>,
+    ) -> Result<HostedAgent, AgentError> {
+        let services = self.services();
+        let own = services.engine.call(Request::get(&["agent"], token)).await?;
+        if own["name"].as_str().is_some_and(|name| name != spec.name) {
+            // Its messages come under its own name and would find no agent here.
+            let problem = format!("agentToken belongs to the agent {}, spawn it under that name", own["name"]);
+            return Err(AgentError::Invalid(problem));
+        }
+        let agent_id = own["id"].as_str().unwrap_or_default().to_owned();
+        let body = json!({ "agent_name": own["name"], "session_ref": spec.session_id });
+        let path = ["nodes", services.identity.node_id.as_str(), "agents"];
+        let bound = services.engine.call(Request::post(&path, &services.identity.workspace_key, body)).await?;
+        let cursor = bound["delivery_ack_seq"].as_u64().unwrap_or(0);
+        mailbox.begin(Mailbox::new(&agent_id, &services.identity.agent_id, cursor, had));
+        Ok(HostedAgent {
+            agent_id,
+            token: token.to_owned(),
+            invocation_id: spec.invocation_id.clone(),
+            session_ref: spec.session_id.clone(),
+            mailbox,
+        })
+    }
+
+    /// Binds an agent whose program runs already, as soon as the engine can be reached, until the agent ends.
+    pub(super) async fn bind_later(self, handle: AgentHandle, mailbox: Arc<SharedMailbox>) {
+        tokio::select! {
+            () = handle.commands.closed() => {}
+            () = self.bind_when_reachable(&handle, mailbox) => {}
+        }
+        // The engine may have bound an agent that has ended meanwhile: the inventory takes that back.
+        self.services().link.announce();
+    }
+
+    async fn bind_when_reachable(&self, handle: &AgentHandle, mailbox: Arc<SharedMailbox>) {
+        let (services, name) = (self.services(), handle.spec.name.as_str());
+        let agent = loop {
+            sleep(RETRY_PAUSE).await;
+            match self.bind(&handle.spec, &handle.token, Vec::new(), mailbox.clone()).await {
+                Ok(agent) => break agent,
+                Err(error) if error.is_transient() => {}
+                Err(error) => {
+                    tracing::error!(agent.name = name, %error, "an agent that runs cannot be bound, it gets no messages");
+                    let message = format!("the agent gets no messages: {error}");
+                    return services.hub.publish(name, &Event::worker_error("not_bound", message, false));
+                }
+            }
+        };
+        let agent_id = agent.agent_id.clone();
+        if !handle.registration.complete(&services.link, name, agent) {
+            return;
+        }
+        tracing::info!(agent.name = name, agent.id = agent_id, "an agent that was started without the engine is bound");
+        let (roster, stored) = (services.roster.clone(), name.to_owned());
+        let stored = tokio::task::spawn_blocking(move || roster.set_agent_id(&stored, agent_id)).await;
+        if let Ok(Err(error)) = stored {
+            tracing::error!(
+                agent.name = name,
+                error = format!("{error:#}"),
+                "failed to store an agent's id, retrying; a crash before that repeats what its session has"
+            );
+        }
+        if let Some(problem) = join_channels(&services.engine, &handle.token, &handle.channels()).await {
+            tracing::warn!(agent.name = name, problem, "an agent could not join its channels");
+            services.hub.publish(name, &Event::worker_error("channels_not_joined", problem, false));
+        }
+    }
+}
