@@ -78,7 +78,11 @@ fn write_all(mut target: impl Write, entries: &Receiver<Entry>, dropped: &Atomic
 impl Write for LogLines {
     /// Takes one event's line.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let kept = &line[..line.len().min(MAX_LINE)];
+        let mut kept = line[..line.len().min(MAX_LINE)].to_vec();
+        if kept.len() < line.len() {
+            // The next line begins on a line of its own.
+            kept[MAX_LINE - 1] = b'\n';
+        }
         if let Err(TrySendError::Full(_)) = self.queue.try_send(Entry::Line(kept.into())) {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -116,6 +120,19 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn a_long_line_is_cut_and_still_ends() {
+        let whole = Slow::default();
+        let mut lines = LogLines::start(whole.clone()).expect("a thread");
+        for line in ["x".repeat(MAX_LINE - 1), "y".repeat(MAX_LINE), "z".to_owned()] {
+            lines.write_all(format!("{line}\n").as_bytes()).expect("room");
+        }
+        lines.flush();
+        let written = String::from_utf8(whole.0.lock().expect("a lock").clone()).expect("text");
+        let lengths: Vec<usize> = written.lines().map(str::len).collect();
+        assert_eq!(lengths, [MAX_LINE - 1, MAX_LINE - 1, 1]);
     }
 
     #[test]

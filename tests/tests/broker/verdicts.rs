@@ -26,8 +26,10 @@ struct Kind {
     /// Program of the harness table as which it runs.
     entry: Option<&'static str>,
     proof: Proof,
-    /// It gets every so many-th message only.
-    every: usize,
+    /// Messages are divided among so many agents of the kind. Without the full form only the first one runs.
+    agents: usize,
+    /// It ends from time to time and is started again. A message may be typed once more into its next program.
+    ends: bool,
 }
 
 /// Evidence that an agent gives of each message.
@@ -43,19 +45,45 @@ enum Proof {
 
 impl Kind {
     const fn new(name: &'static str, args: &'static [&'static str], proof: Proof) -> Self {
-        Self { name, args, entry: None, proof, every: 1 }
+        Self { name, args, entry: None, proof, agents: 1, ends: false }
     }
 
     const fn known_as(self, program: &'static str) -> Self {
         Self { entry: Some(program), ..self }
     }
 
-    const fn every(self, every: usize) -> Self {
-        Self { every, ..self }
+    const fn divided_among(self, agents: usize) -> Self {
+        Self { agents, ..self }
+    }
+
+    const fn that_ends(self) -> Self {
+        Self { ends: true, ..self }
+    }
+
+    /// Names of its agents.
+    fn names(self) -> impl Iterator<Item = String> {
+        let running = if chaos::is_full() { self.agents } else { 1 };
+        (0..running).map(move |index| self.name_of(index))
+    }
+
+    /// Name of the agent that gets a message, if it runs.
+    fn addressee(self, number: usize) -> Option<String> {
+        let index = number % self.agents;
+        (index == 0 || chaos::is_full()).then(|| self.name_of(index))
+    }
+
+    /// Fields of its spawn.
+    fn policy(self) -> Value {
+        let policy = json!({ "maxRestarts": 1000, "cooldownMs": 10, "maxConsecutiveFailures": 1000 });
+        if self.ends { json!({ "restartPolicy": policy }) } else { json!({}) }
+    }
+
+    fn name_of(self, index: usize) -> String {
+        if index == 0 { self.name.to_owned() } else { format!("{}-{index}", self.name) }
     }
 }
 
-const KINDS: [Kind; 15] = [
+const KINDS: [Kind; 18] = [
     Kind::new("cooked", &["cooked"], Proof::Echo),
     Kind::new("raw", &["raw"], Proof::Echo),
     Kind::new("screen", &["screen"], Proof::Echo),
@@ -65,12 +93,15 @@ const KINDS: [Kind; 15] = [
     Kind::new("slow-start", &["raw", "--start-ms", "3000"], Proof::Echo),
     Kind::new("late", &["raw", "--echo-ms", "6000"], Proof::LateEcho),
     // The next message waits 2 s for the verdict on the last one.
-    Kind::new("late-known", &["raw", "--echo-ms", "6000"], Proof::Echo).known_as("strict").every(7),
+    Kind::new("late-known", &["raw", "--echo-ms", "6000"], Proof::Echo).known_as("strict").divided_among(7),
     Kind::new("file", &["mute", "--confirm", "file"], Proof::Confirmation("file")).known_as("claude"),
     Kind::new("mcp", &["mute", "--confirm", "mcp"], Proof::Confirmation("mcp")).known_as("claude"),
     Kind::new("flooding", &["raw", "--flood", "20000"], Proof::Echo),
     // So much output that each message waits 10 s for a pause that does not come.
-    Kind::new("held", &["raw", "--flood", "200000"], Proof::Echo).every(20),
+    Kind::new("held", &["raw", "--flood", "200000"], Proof::Echo).divided_among(20),
+    Kind::new("querying", &["raw", "--query"], Proof::Echo),
+    Kind::new("parent", &["raw", "--ignore-signals", "--child", "--grandchild"], Proof::Echo),
+    Kind::new("ending", &["raw", "--exit-after", "10", "--exit-code", "3"], Proof::Echo).that_ends(),
     Kind::new("quoting", &["raw", "--quote"], Proof::Echo),
     Kind::new("quoting-mute", &["mute", "--quote"], Proof::None),
 ];
@@ -115,8 +146,9 @@ struct Verdicts {
 
 impl Verdicts {
     fn of(kind: Kind, sent: usize, quoted: usize, log: &EventLog, scene: &Scene) -> Self {
-        let [events, upgrades] = ["delivery_verified", "delivery_upgraded"].map(|event| log.events(kind.name, event));
-        let headers = quotes::count_headers(&scene.agent_log(kind.name));
+        let [events, upgrades] = ["delivery_verified", "delivery_upgraded"]
+            .map(|event| kind.names().flat_map(|name| log.events(&name, event)).collect());
+        let headers = kind.names().map(|name| quotes::count_headers(&scene.agent_log(&name))).sum();
         Self { kind, sent, quoted, events, upgrades, headers }
     }
 
@@ -143,9 +175,9 @@ impl Verdicts {
     }
 
     fn check(&self) -> Result<()> {
-        let Self { kind: Kind { name, proof, .. }, sent, quoted, events, upgrades, headers } = self;
+        let Self { kind: Kind { name, proof, ends, .. }, sent, quoted, events, upgrades, headers } = self;
         ensure!(events.len() == *sent, "{name} has {} verdicts of {sent}", events.len());
-        ensure!(headers == sent, "{name} was typed {headers} messages of {sent}");
+        ensure!(headers == sent || (*ends && headers > sent), "{name} was typed {headers} messages of {sent}");
         let (verification, level, is_verified) = match proof {
             Proof::None | Proof::LateEcho => ("timeout_fallback", "L0", false),
             Proof::Echo => ("echo", "L1", true),
@@ -168,17 +200,21 @@ async fn spawn_kinds() -> Result<(Scene, Option<TempDir>, Vec<Kind>)> {
         let scene = Scene::new("verdicts").await?;
         let kinds: Vec<Kind> = KINDS.into_iter().filter(|kind| kind.entry.is_none()).collect();
         for kind in &kinds {
-            scene.spawn(kind.name, kind.args[0], &kind.args[1..]).await?;
+            for name in kind.names() {
+                scene.spawn_with(&name, kind.args[0], &kind.args[1..], kind.policy()).await?;
+            }
         }
         return Ok((scene, None, kinds));
     }
     let harnesses = Harnesses::new("verdicts").await?;
     for kind in &KINDS {
         let (show, more) = (kind.args[0], &kind.args[1..]);
-        match kind.entry {
-            Some(entry) => harnesses.spawn(entry, kind.name, show, more, json!({})).await?,
-            None => harnesses.scene.spawn(kind.name, show, more).await?,
-        };
+        for name in kind.names() {
+            match kind.entry {
+                Some(entry) => harnesses.spawn(entry, &name, show, more, kind.policy()).await?,
+                None => harnesses.scene.spawn_with(&name, show, more, kind.policy()).await?,
+            };
+        }
     }
     let (scene, programs) = harnesses.into_parts();
     Ok((scene, Some(programs), KINDS.to_vec()))
@@ -190,25 +226,27 @@ async fn only_shown_messages_are_verified_and_nothing_is_typed_twice() -> Result
     let patience = Duration::from_secs(60 + 3 * count as u64);
     let (scene, _programs, kinds) = spawn_kinds().await?;
     let log = EventLog::subscribe(&scene.broker, Duration::ZERO).await?;
-    let mut last: HashMap<&str, String> = HashMap::new();
-    let mut quoted: HashMap<&str, usize> = HashMap::new();
+    let mut last: HashMap<String, String> = HashMap::new();
+    let (mut sent, mut quoted) = (HashMap::<&str, usize>::new(), HashMap::<&str, usize>::new());
     for number in 0..count {
-        let mut earlier_kind = kinds[kinds.len() - 1].name;
-        for kind in kinds.iter().filter(|kind| number % kind.every == 0) {
+        let mut earlier_name = kinds[kinds.len() - 1].name.to_owned();
+        for kind in &kinds {
+            let Some(name) = kind.addressee(number) else { continue };
             // The last messages of this agent and of another one, of which many have no verdict yet.
-            let earlier = [kind.name, earlier_kind].map(|name| last.get(name).map_or("-", String::as_str));
+            let earlier = [&name, &earlier_name].map(|name| last.get(name).map_or("-", String::as_str));
             let text = misleading(number, &earlier);
             *quoted.entry(kind.name).or_default() += usize::from(text.contains(earlier[0]));
-            let id = quotes::send(&scene, kind.name, &text).await?;
-            last.insert(kind.name, id);
-            earlier_kind = kind.name;
+            *sent.entry(kind.name).or_default() += 1;
+            let id = quotes::send(&scene, &name, &text).await?;
+            last.insert(name.clone(), id);
+            earlier_name = name;
         }
     }
     let began = Instant::now();
     let mut all = Vec::new();
     for kind in kinds {
-        let quoted = quoted.get(kind.name).copied().unwrap_or_default();
-        let (sent, left) = (count.div_ceil(kind.every), patience.saturating_sub(began.elapsed()));
+        let [sent, quoted] = [&sent, &quoted].map(|counts| counts.get(kind.name).copied().unwrap_or_default());
+        let left = patience.saturating_sub(began.elapsed());
         // Also without all of them: the figures of a broker that misses some are to be seen.
         let _ = wait::until_ok("all verdicts", left.max(Duration::from_secs(1)), || async {
             let found = Verdicts::of(kind, sent, quoted, &log, &scene);

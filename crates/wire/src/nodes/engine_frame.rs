@@ -3,7 +3,7 @@
 //!
 //! Decoding tolerates unknown keys and unknown types, so that a node outlives additions to the protocol.
 
-use serde::Deserialize;
+use serde::{Deserialize, de::Error as _};
 use serde_json::{Map, Value};
 
 /// Frame from the engine.
@@ -45,7 +45,7 @@ pub struct Deliver {
 
 /// Urgency of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(try_from = "String")]
 pub enum DeliverMode {
     /// In its turn.
     Wait,
@@ -53,15 +53,45 @@ pub enum DeliverMode {
     Steer,
 }
 
+impl TryFrom<String> for DeliverMode {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        match text.as_str() {
+            "wait" => Ok(Self::Wait),
+            "steer" => Ok(Self::Steer),
+            _ => Err("unknown mode, expected wait or steer"),
+        }
+    }
+}
+
 /// Content of a delivery.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(try_from = "Map<String, Value>")]
 pub struct Payload {
-    /// Kind of the content, such as `message.created`.
-    #[serde(rename = "type", default)]
+    /// Kind of the content, such as `message.created`; empty if there is none.
     pub kind: String,
     /// The content itself.
-    #[serde(default)]
     pub data: Map<String, Value>,
+}
+
+/// From an object only: a derived implementation takes a list of the values as well.
+impl TryFrom<Map<String, Value>> for Payload {
+    type Error = &'static str;
+
+    fn try_from(mut fields: Map<String, Value>) -> Result<Self, Self::Error> {
+        let kind = match fields.remove("type") {
+            None => String::new(),
+            Some(Value::String(kind)) => kind,
+            Some(_) => return Err("the type of a payload is no text"),
+        };
+        let data = match fields.remove("data") {
+            None => Map::new(),
+            Some(Value::Object(data)) => data,
+            Some(_) => return Err("the data of a payload is no object"),
+        };
+        Ok(Self { kind, data })
+    }
 }
 
 /// Frame of type `action.invoke`.
@@ -124,6 +154,10 @@ struct Head {
 /// # Errors
 /// If the text is not a JSON object with a `type`, or a frame of a known type lacks a field.
 pub fn decode(text: &str) -> Result<EngineFrame, serde_json::Error> {
+    // A derived implementation takes a list of the values as well.
+    if !text.trim_start().starts_with('{') {
+        return Err(serde_json::Error::custom("a frame is an object"));
+    }
     let head: Head = serde_json::from_str(text)?;
     Ok(match head.kind.as_str() {
         "deliver" => EngineFrame::Deliver(serde_json::from_str(text)?),
@@ -151,6 +185,28 @@ mod tests {
         assert!(matches!(decode(&refused), Ok(EngineFrame::Error(error)) if error.code == "code"));
         let update = frame::encode_context_update("presence", "e", &[], &Value::Null);
         assert_eq!(decode(&update).ok(), Some(EngineFrame::Ignored { kind: "context.update".into() }));
-        assert!(decode("[]").is_err() && decode(r#"{"v":1}"#).is_err() && decode(r#"{"type":"deliver"}"#).is_err());
+        assert!(decode(r#"{"v":1}"#).is_err() && decode(r#"{"type":"deliver"}"#).is_err());
+    }
+
+    #[test]
+    fn a_list_is_no_object() {
+        for text in ["[]", r#"["reply"]"#, r#"["error"]"#, r#" ["unknown"]"#] {
+            assert!(decode(text).is_err(), "{text}");
+        }
+        let right = serde_json::json!({
+            "type": "deliver", "delivery_id": "d", "agent_id": "7", "agent": "ada", "msg_id": "m", "seq": 1, "mode": "wait",
+            "payload": { "type": "message.created", "data": { "text": "hi" } },
+        });
+        assert!(decode(&right.to_string()).is_ok());
+        let wrong = [
+            ("payload", serde_json::json!([])),
+            ("payload", serde_json::json!(["message.created", { "text": "hi" }])),
+            ("mode", serde_json::json!({ "wait": null })),
+        ];
+        for (key, value) in wrong {
+            let mut frame = right.clone();
+            frame[key] = value;
+            assert!(decode(&frame.to_string()).is_err(), "{frame}");
+        }
     }
 }

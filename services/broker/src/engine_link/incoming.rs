@@ -1,11 +1,11 @@
 //! Frames of the engine: replies to requests, messages for agents, invocations.
 
 use relay_wire::nodes::{
-    engine_frame::{self, Deliver, EngineFrame},
+    engine_frame::{self, Deliver, EngineFrame, ErrorReply},
     frame::{AgentDeregister, InboundFrame},
     replies::RegisteredAgent,
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{connection::Connection, link::HostRequest, pending::WaitingRequest};
 use crate::{
@@ -13,10 +13,13 @@ use crate::{
     clock,
     insight::count_dropped,
     mailbox::{FrameAnswer, read_receipt},
+    unreadable_json::unreadable,
 };
 
 /// Kind of the frame that asks for an agent's position.
 const POSITION: &str = "delivery.position";
+/// Code of a refusal in place of a reply that cannot be read. Callers may try again.
+const UNREADABLE: &str = "reply_unreadable";
 
 impl Connection<'_> {
     pub(super) fn on_text(&mut self, text: &str) -> Result<(), String> {
@@ -67,7 +70,7 @@ impl Connection<'_> {
                 Ok(())
             }
             Err(error) => {
-                tracing::warn!(%error, "a frame of the engine cannot be read, it is ignored");
+                tracing::warn!(error = unreadable(&error), "a frame of the engine cannot be read, it is ignored");
                 Ok(())
             }
         }
@@ -101,11 +104,16 @@ impl Connection<'_> {
     }
 
     fn on_hosted(&mut self, request: HostRequest, data: Value) -> Result<(), String> {
-        let registered: RegisteredAgent = match serde_json::from_value(data) {
+        // A list of the values is no reply.
+        let fields = serde_json::from_value::<Map<String, Value>>(data);
+        let registered: RegisteredAgent = match fields.and_then(|fields| serde_json::from_value(fields.into())) {
             Ok(registered) => registered,
             Err(error) => {
-                tracing::warn!(%error, "the reply to a registration cannot be read");
-                return Ok(());
+                let message = format!("the reply cannot be read: {}", unreadable(&error));
+                let refusal = ErrorReply { id: String::new(), code: UNREADABLE.to_owned(), message };
+                // The caller may have given up. The inventory takes the registration back.
+                let _ = request.reply.send(Err(refusal));
+                return self.announce();
             }
         };
         if request.reply.is_closed() {

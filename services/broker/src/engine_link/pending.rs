@@ -49,8 +49,8 @@ impl PendingRequests {
 
     /// Takes the request that a reply is for. Some engines leave the id out of a registration's reply.
     pub(super) fn take_for(&mut self, reply: &Reply) -> Option<WaitingRequest> {
-        if let Some(found) = self.take(&reply.id) {
-            return Some(found);
+        if !reply.id.is_empty() {
+            return self.take(&reply.id);
         }
         let name = reply.data["name"].as_str()?;
         let is_for =
@@ -72,6 +72,9 @@ impl PendingRequests {
 
 #[cfg(test)]
 mod tests {
+    use relay_wire::nodes::frame::AgentRegister;
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -85,5 +88,23 @@ mod tests {
         assert_eq!(pending.len(), MAX_WAITING);
         assert!(pending.take("b2").is_none() && pending.take("other").is_none());
         assert!(pending.take("b1").is_some() && pending.take("b1").is_none());
+    }
+    #[test]
+    fn only_a_reply_without_an_id_is_found_by_its_name() {
+        let mut pending = PendingRequests::default();
+        let (reply, _answer) = oneshot::channel();
+        let frame = AgentRegister {
+            name: "ada".into(),
+            invocation_id: None,
+            session_ref: None,
+            resumable: None,
+            auto_join_general: None,
+        };
+        pending.add(WaitingRequest::Host(Box::new(HostRequest { frame, had: Vec::new(), reply })));
+        let reply = |id: &str| Reply { id: id.to_owned(), data: json!({ "name": "ada" }) };
+        for foreign in ["b2", "other", " "] {
+            assert!(pending.take_for(&reply(foreign)).is_none(), "{foreign}");
+        }
+        assert!(pending.take_for(&reply("")).is_some());
     }
 }

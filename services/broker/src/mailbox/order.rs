@@ -8,11 +8,15 @@ use std::{
 
 use relay_verification::ack_floor::AckFloor;
 use relay_wire::nodes::engine_frame::Deliver;
+use serde_json::Value;
 
 use super::{FrameMeaning, Message, classify, classify::relayed_author, known_ids::KnownIds};
 
-/// Maximum number of frames kept that came before their predecessors.
+/// Maximum number of frames kept that came before their predecessors, and of their bytes.
 const MAX_EARLY: usize = 64;
+const MAX_EARLY_BYTES: usize = 4 << 20;
+/// Largest position: the engine stores them as signed numbers of 64 bits.
+const MAX_POSITION: u64 = i64::MAX.cast_unsigned();
 /// Maximum number of messages that wait for one agent, and of their bytes.
 const MAX_QUEUED: usize = 1024;
 const MAX_QUEUED_BYTES: usize = 32 << 20;
@@ -28,6 +32,7 @@ pub(crate) struct Mailbox {
     /// Messages that the agent's session has from an earlier process of the broker.
     had: HashSet<String>,
     early: BTreeMap<u64, Deliver>,
+    early_bytes: usize,
     /// Messages above the acked position with the instants at which they were taken.
     taken: VecDeque<(u64, i64)>,
     queued_count: usize,
@@ -71,10 +76,11 @@ impl Mailbox {
         Self {
             agent_id: agent_id.to_owned(),
             own_agent_id: own_agent_id.to_owned(),
-            floor: AckFloor::new(cursor),
+            floor: AckFloor::new(cursor.min(MAX_POSITION)),
             known: KnownIds::default(),
             had: had.into_iter().collect(),
             early: BTreeMap::new(),
+            early_bytes: 0,
             taken: VecDeque::new(),
             queued_count: 0,
             queued_bytes: 0,
@@ -111,12 +117,27 @@ impl Mailbox {
                 return Verdict::Full;
             }
             self.newest = self.newest.max(frame.seq);
-            if self.early.len() < MAX_EARLY {
-                self.early.insert(frame.seq, frame);
-            }
+            self.keep_early(frame);
             return Verdict::Early;
         }
         self.take_in_order(frame, now_ms)
+    }
+
+    fn keep_early(&mut self, frame: Deliver) {
+        let bytes = self.early_bytes + content_len(&frame);
+        if self.early.len() < MAX_EARLY && bytes <= MAX_EARLY_BYTES && !self.early.contains_key(&frame.seq) {
+            self.early_bytes = bytes;
+            self.early.insert(frame.seq, frame);
+        }
+    }
+
+    /// Forgets the early frames up to the last one received, and all of them if the queue is full.
+    fn forget_early(&mut self) {
+        self.early = self.early.split_off(&(self.floor.received() + 1));
+        if self.is_refused {
+            self.early.clear();
+        }
+        self.early_bytes = self.early.values().map(content_len).sum();
     }
 
     fn take_outside(&mut self, frame: Deliver, now_ms: i64) -> Verdict {
@@ -164,10 +185,7 @@ impl Mailbox {
             }
             next = self.early.remove(&(seq + 1));
         }
-        self.early = self.early.split_off(&(self.floor.received() + 1));
-        if self.is_refused {
-            self.early.clear();
-        }
+        self.forget_early();
         if messages.is_empty() && acked.is_none() && self.is_refused {
             return Verdict::Full;
         }
@@ -186,8 +204,7 @@ impl Mailbox {
     }
 
     fn has_room(&self, frame: &Deliver) -> bool {
-        let text = frame.payload.data.get("text").and_then(|text| text.as_str()).map_or(0, str::len);
-        self.queued_count < MAX_QUEUED && self.queued_bytes + text <= MAX_QUEUED_BYTES
+        self.queued_count < MAX_QUEUED && self.queued_bytes + content_len(frame) <= MAX_QUEUED_BYTES
     }
 
     fn queue(&mut self, message: &Message) {
@@ -223,6 +240,7 @@ impl Mailbox {
     /// The engine is going to send everything behind the acked position again.
     pub(crate) fn on_reconnected(&mut self) {
         self.early.clear();
+        self.early_bytes = 0;
         self.newest = 0;
         self.is_refused = false;
     }
@@ -232,6 +250,19 @@ impl Mailbox {
     pub(crate) fn has_gap(&self) -> bool {
         !self.is_refused && self.newest > self.floor.received()
     }
+}
+
+/// Bytes of a frame's content, without its punctuation.
+fn content_len(frame: &Deliver) -> usize {
+    fn len(value: &Value) -> usize {
+        match value {
+            Value::String(text) => text.len(),
+            Value::Array(values) => values.iter().map(len).sum(),
+            Value::Object(fields) => fields.iter().map(|(key, value)| key.len() + len(value)).sum(),
+            Value::Null | Value::Bool(_) | Value::Number(_) => size_of::<Value>(),
+        }
+    }
+    frame.payload.data.values().map(len).sum()
 }
 
 #[cfg(test)]
@@ -301,6 +332,28 @@ mod tests {
         assert_eq!(take(&mut mailbox, last + 2, "next"), Verdict::Early);
         mailbox.on_reconnected();
         assert!(!mailbox.has_gap(), "all of them come again");
+    }
+
+    #[test]
+    fn early_frames_have_a_bound_of_bytes() {
+        let mut mailbox = Mailbox::new("7", "1", 0, []);
+        let large = "x".repeat(MAX_EARLY_BYTES / 4);
+        for seq in 2..=6 {
+            let mut early = frame(seq, "large", "message.created");
+            early.payload.data.insert("blocks".to_owned(), json!([{ "content": large }]));
+            assert_eq!(mailbox.on_frame(early, 0), Verdict::Early);
+        }
+        assert!(mailbox.early.len() < 4 && mailbox.early_bytes <= MAX_EARLY_BYTES, "{}", mailbox.early_bytes);
+        assert_eq!(bodies(&take(&mut mailbox, 1, "1")).len(), 2, "the others have the id of the second");
+        assert_eq!((mailbox.early_bytes, mailbox.has_gap()), (0, true));
+    }
+
+    #[test]
+    fn a_cursor_beyond_every_position_is_the_largest_position() {
+        let mut mailbox = Mailbox::new("7", "1", u64::MAX, []);
+        assert_eq!(take(&mut mailbox, 1, "a"), Verdict::Repeated { acked: MAX_POSITION });
+        assert_eq!(bodies(&take(&mut mailbox, MAX_POSITION + 1, "b")), ["b"]);
+        assert_eq!(take(&mut mailbox, u64::MAX, "c"), Verdict::Early);
     }
 
     #[test]

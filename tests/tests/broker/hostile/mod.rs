@@ -1,5 +1,6 @@
 //! Input that was made to break the broker: requests, names, bodies, ack files, runners, programs.
 
+mod engine_frames;
 mod fields;
 mod forged_lines;
 mod frames;
