@@ -1,17 +1,21 @@
-//! A subscriber of the broker's events that keeps up: it collects the durable ones and counts the output.
+//! A subscriber of the broker's events that keeps up: it collects the durable ones and signs of work, and counts the
+//! output. Events about the context that an agent has left.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use futures::StreamExt as _;
 use relay_testkit::node::NodeBroker;
-use serde_json::Value;
+use relay_testkit::wait;
+use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+
+use crate::scene::{SOON, Scene};
 
 /// Arrivals that a test has not looked at; further ones are not noted.
 const ARRIVALS: usize = 1024;
@@ -48,6 +52,7 @@ impl Collected {
                 *last_seq = seq;
                 self.events.push(event);
             }
+            (Some("delivery_active"), None) => self.events.push(event),
             (Some("worker_stream_dropped" | "replay_gap"), None) => self.problems.push(event.to_string()),
             (_, None) => {}
         }
@@ -120,4 +125,56 @@ impl Drop for EventLog {
     fn drop(&mut self) {
         self.reader.abort();
     }
+}
+
+/// It prints each line that is typed to it, after one of its own.
+const REPEATING: &str = r#"stty -echo; echo started; while read -r line; do echo "$line"; done"#;
+
+#[tokio::test]
+async fn little_context_is_reported_once_for_each_share_and_the_share_is_listed() -> Result<()> {
+    let scene = Scene::new("context").await?;
+    let events = EventLog::subscribe(&scene.broker, Duration::ZERO).await?;
+    let share = async || {
+        let agents = scene.broker.call("GET", "/api/spawned", None).await?.body;
+        agents["agents"][0].get("context_budget_pct").cloned().context("no field")
+    };
+    let body = json!({ "name": "full", "cli": "sh", "args": ["-c", REPEATING] });
+    scene.broker.call("POST", "/api/spawn", Some(body)).await?.success()?;
+    wait::until_ok("the first line", SOON, || async {
+        ensure!(events.output_bytes() > 0, "no output");
+        anyhow::Ok(())
+    })
+    .await?;
+    assert_eq!(share().await?, Value::Null);
+    let statements = [
+        ("context window 42% left", 42),
+        ("building: 3% left", 42),
+        ("Context left until auto-compact: 11%", 11),
+        ("Context left until auto-compact: 10%", 10),
+        ("Context left until auto-compact: 10%", 10),
+        ("context window 7% remaining", 7),
+        // It was compacted.
+        ("Context left until auto-compact: 90%", 90),
+        ("Context left until auto-compact: 7%", 7),
+    ];
+    for (statement, expected) in statements {
+        let shown = events.output_bytes() + statement.len();
+        let keys = json!({ "data": format!("{statement}\r") });
+        scene.broker.call("POST", "/api/input/full", Some(keys)).await?.success()?;
+        wait::until_ok(statement, SOON, || async {
+            ensure!(events.output_bytes() >= shown, "it was not printed");
+            let share = share().await?;
+            ensure!(share == expected, "the share is {share}");
+            anyhow::Ok(())
+        })
+        .await?;
+    }
+    wait::until_ok("the events", SOON, || async {
+        let low = events.events("full", "agent_context_low");
+        let shares: Vec<&Value> = low.iter().map(|event| &event["pct"]).collect();
+        ensure!(shares == [&json!(10), &json!(7), &json!(7)], "{low:?}");
+        anyhow::Ok(())
+    })
+    .await?;
+    events.check_complete()
 }

@@ -1,17 +1,20 @@
-//! Agents with an entry in the harness table: confirmations, failures, results, and figures.
+//! Agents with an entry in the harness table: confirmations, failures, activity, Enters, results, and figures.
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use relay_testkit::client::Api;
 use relay_testkit::node::FakeAgent;
 use relay_testkit::{binaries, shared, wait};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::event_log::EventLog;
 use crate::scene::{SOON, Scene};
 
-/// Entries for programs that fake agents play. `strict` fails a message that shows no echo.
+/// Entries for programs that fake agents or scripts play. `strict` and `working` fail a message that shows no echo.
 const HARNESSES: &str = r#"
 [claude]
 match = ["claude"]
@@ -25,6 +28,19 @@ prompt = [">"]
 match = ["strict"]
 prompt = [">"]
 verification = { echo = "reliable", primary = "echo", required = { echo = true, file = false, mcp = false, api = false }, max_reinjections = 0, silent = "failed" }
+
+[working]
+match = ["working"]
+prompt = [">"]
+ready = { prompt = [">"] }
+activity = ["Tool:"]
+verification = { echo = "reliable", primary = "echo", required = { echo = true, file = false, mcp = false, api = false }, max_reinjections = 0, silent = "failed" }
+
+[entering]
+match = ["entering"]
+ready = { prompt = [">"] }
+auto_enter = true
+enter_gap_ms = 500
 "#;
 
 /// A scene whose broker knows the entries, and a folder with programs of their names.
@@ -46,6 +62,9 @@ impl Harnesses {
         let fake_agent = binaries::find(&binaries::directory()?, "fake-agent")?;
         for program in ["claude", "strict"] {
             std::os::unix::fs::symlink(&fake_agent, programs.path().join(program))?;
+        }
+        for program in ["working", "entering"] {
+            std::os::unix::fs::symlink("/bin/sh", programs.path().join(program))?;
         }
         let args = ["--harnesses".to_owned(), table.display().to_string()];
         Ok(Self { scene: Scene::in_folder(name, engine, &args, tempfile::tempdir()?).await?, programs })
@@ -71,6 +90,14 @@ impl Harnesses {
             body.extend(fields);
         }
         self.scene.spawn_with(name, show, more, body).await
+    }
+
+    /// Starts a shell script under the name of a program, and returns its process id.
+    pub(crate) async fn spawn_script(&self, program: &str, name: &str, script: &str) -> Result<Value> {
+        let body = json!({ "name": name, "cli": self.programs.path().join(program), "args": ["-c", script] });
+        let spawned = self.scene.broker.call("POST", "/api/spawn", Some(body)).await?;
+        ensure!(spawned.is_success(), "{} {}", spawned.status, spawned.body);
+        Ok(spawned.body["pid"].clone())
     }
 }
 
@@ -132,6 +159,130 @@ async fn a_message_without_a_sign_fails_and_can_be_typed_again() -> Result<()> {
     Ok(())
 }
 
+/// It notes its token, takes two messages without a sign, and asks for its end. Whatever is typed later is noted.
+const LEAVING: &str = r#"
+stty -echo; printf %s "$AGENT_RELAY_ACK_TOKEN" > token; printf '> '
+read -r line; read -r line; printf '\n/exit\n'; while read -r line; do echo "$line" >> typed; done
+"#;
+
+#[tokio::test]
+async fn a_failed_message_stays_failed_when_its_agent_has_asked_for_its_end() -> Result<()> {
+    let harnesses = Harnesses::new("redelivery").await?;
+    let scene = &harnesses.scene;
+    let events = EventLog::subscribe(&scene.broker, Duration::ZERO).await?;
+    harnesses.spawn_script("working", "leaving", LEAVING).await?;
+    scene.sender.dm("leaving", "message-1").await?.success()?;
+    let letters = async || {
+        let letters = scene.broker.call("GET", "/api/dead-letters", None).await?.body["dead_letters"].take();
+        anyhow::Ok(letters.as_array().context("a list")?.clone())
+    };
+    let letter =
+        wait::until_ok("a dead letter", SOON, || async { letters().await?.pop().context("no letter") }).await?;
+    let second = scene.sender.dm("leaving", "message-2").await?.success()?;
+    // Output is published before anything that comes later is handled.
+    wait::until_ok("the request", SOON, || async {
+        ensure!(events.output_bytes() >= "> \r\n/exit\r\n".len(), "no output");
+        anyhow::Ok(())
+    })
+    .await?;
+    let id = letter["delivery_id"].as_str().context("an id")?;
+    let refused = scene.broker.call("POST", &format!("/api/dead-letters/{id}/redeliver"), None).await?;
+    let answer = (refused.status, &refused.body["code"]);
+    assert_eq!(answer, (503, &json!("worker_disappeared")), "{}", refused.body);
+    assert_eq!(letters().await?, [letter], "the letter was lost");
+
+    // Its ack gives the second message its verdict, which the end waits for.
+    let token = fs::read_to_string(scene.broker.folder().join("token"))?;
+    let ack = json!({ "event_id": second["message"]["id"] });
+    let api = Api::anonymous(scene.broker.url());
+    api.call("POST".parse()?, "/api/delivery-ack", Some(ack), &[("x-agent-ack-token", &token)]).await?.success()?;
+    wait::until_ok("the end", SOON, || async {
+        ensure!(scene.broker.events("leaving", "agent_exited").await?.len() == 1, "it runs");
+        anyhow::Ok(())
+    })
+    .await?;
+    assert!(!scene.broker.folder().join("typed").exists(), "the failed message was typed");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_enter_is_repeated_but_not_after_an_agent_has_asked_for_its_end() -> Result<()> {
+    let harnesses = Harnesses::new("enters").await?;
+    let scene = &harnesses.scene;
+    // The text of a message is followed by Enter after 500 ms, so the request comes between both.
+    for (name, shown) in [("staying", ""), ("leaving", "\\r\\n/exit\\r\\n")] {
+        let script = format!(
+            "stty raw -echo; printf '> '; dd bs=1 count=1 of=/dev/null 2> /dev/null; printf '{shown}'; exec cat > keys-{name}"
+        );
+        harnesses.spawn_script("entering", name, &script).await?;
+        scene.sender.dm(name, "hello").await?.success()?;
+    }
+    let enters = |name: &str| {
+        let keys = fs::read_to_string(scene.broker.folder().join(format!("keys-{name}")))?;
+        anyhow::Ok(keys.matches('\r').count())
+    };
+    wait::until_ok("the repeated Enter and the end", SOON, || async {
+        ensure!(enters("staying")? == 2, "it has {} Enters", enters("staying")?);
+        ensure!(scene.broker.events("leaving", "agent_exited").await?.len() == 1, "it runs");
+        anyhow::Ok(())
+    })
+    .await?;
+    assert_eq!(scene.broker.events("leaving", "delivery_injected").await?.len(), 1);
+    assert_eq!(enters("leaving")?, 1);
+    Ok(())
+}
+
+/// It uses a tool for each message, once the file with the message's number is there.
+const WORKING: &str = r#"
+number=1; printf '> '
+while read -r line; do
+    while [ ! -e "use-$number" ]; do sleep 0.05; done
+    printf 'Tool: read\n> '; number=$((number + 1))
+done
+"#;
+
+#[tokio::test]
+async fn work_on_a_message_is_shown_to_subscribers_and_not_kept() -> Result<()> {
+    let harnesses = Harnesses::new("activity").await?;
+    let scene = &harnesses.scene;
+    let events = EventLog::subscribe(&scene.broker, Duration::ZERO).await?;
+    harnesses.spawn_script("working", "busy", WORKING).await?;
+    let mut messages = Vec::new();
+    // The pattern in a message that quotes it proves nothing for that message.
+    for (body, active_count) in [("message-1", 1), ("say Tool: twice", 1), ("message-3", 2)] {
+        let posted = scene.sender.dm("busy", body).await?.success()?;
+        messages.push(posted["message"]["id"].clone());
+        let number = messages.len();
+        wait::until_ok("the verdict", SOON, || async {
+            let verdicts = scene.broker.events("busy", "delivery_verified").await?;
+            ensure!(verdicts.len() == number, "{verdicts:?}");
+            anyhow::Ok(())
+        })
+        .await?;
+        assert!(events.events("busy", "delivery_active").len() < number, "it has not begun to work on {body}");
+        fs::write(scene.broker.folder().join(format!("use-{number}")), "")?;
+        wait::until_ok("the activity", SOON, || async {
+            let active = events.events("busy", "delivery_active");
+            ensure!(active.len() == active_count, "{active:?}");
+            anyhow::Ok(())
+        })
+        .await?;
+    }
+    let active = events.events("busy", "delivery_active");
+    for (event, message) in active.iter().zip([&messages[0], &messages[2]]) {
+        let named = (&event["event_id"], &event["pattern"], &event["attempt"]);
+        assert_eq!(named, (message, &json!("Tool:"), &json!(1)), "{event}");
+        let proven = (&event["level"], &event["confidence"], &event["method"]);
+        assert_eq!(proven, (&json!("L3"), &json!("active"), &json!("activity")), "{event}");
+        assert!(event["delivery_id"].is_string() && event["timestamp"].is_u64() && event.get("seq").is_none());
+    }
+    let raised = scene.broker.events("busy", "delivery_upgraded").await?;
+    let raised: Vec<_> = raised.iter().map(|event| (&event["event_id"], &event["level"])).collect();
+    assert_eq!(raised, [(&messages[0], &json!("L3")), (&messages[2], &json!("L3"))]);
+    assert!(scene.broker.events("busy", "delivery_active").await?.is_empty(), "it is in the replay");
+    events.check_complete()
+}
+
 #[tokio::test]
 async fn a_result_must_fit_its_schema() -> Result<()> {
     let harnesses = Harnesses::new("result").await?;
@@ -155,7 +306,7 @@ async fn a_result_must_fit_its_schema() -> Result<()> {
     assert_eq!(serde_json::from_str::<Value>(&variable("AGENT_RELAY_RESULT_SCHEMA")?)?, schema);
 
     let submit = async |token: &str, body: Value| {
-        let api = relay_testkit::client::Api::anonymous(scene.broker.url());
+        let api = Api::anonymous(scene.broker.url());
         api.call("POST".parse()?, "/api/agent-result", Some(body), &[("x-agent-result-token", token)]).await
     };
     let refused = submit("arr_0", json!({ "data": { "score": 1 } })).await?;

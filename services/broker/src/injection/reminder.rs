@@ -103,7 +103,7 @@ mod tests {
             assert!(named == tools.len() || (named == 1 && text.contains(&message.delivery_id)), "{text}");
             named == tools.len()
         };
-        let due = REPEAT_AFTER.as_millis() as i64;
+        let due = REPEAT_AFTER.as_secs().cast_signed() * 1000;
         let steps = [
             (0, 0, true),
             (1, 0, false),
