@@ -181,6 +181,34 @@ async fn a_deregistration_right_before_the_close_takes_effect() -> Result<()> {
     Ok(())
 }
 
+/// The acks and the deregistration go out in one flight, before acks are written by time.
+#[tokio::test]
+async fn acks_right_before_a_deregistration_count() -> Result<()> {
+    for whole_provider in [false, true] {
+        let node = if whole_provider { "whole" } else { "single" };
+        let Scene { workspace, sender, mut socket } = scene(node).await?;
+        let hosted = socket.register_agent("worker").await?;
+        sender.dm("worker", "one").await?.success()?;
+        assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(1), Some("one")));
+        socket.ack("worker", 1).await?;
+        let mut next = if whole_provider {
+            socket.send_json(&json!({ "v": 1, "type": "node.deregister" })).await?;
+            assert_eq!(socket.closed(SOON).await?, Some(1000));
+            let token = workspace.create_broker_node(node, node).await?;
+            let mut next = NodeSocket::connect(&workspace.ws_base(), &token.token).await?;
+            next.register_broker(node, node, "run-2").await?;
+            next
+        } else {
+            let left = json!({ "v": 1, "type": "agent.deregister", "agent_id": hosted["agent_id"] });
+            socket.request(left).await?;
+            socket
+        };
+        let again = next.register_agent("worker").await?;
+        assert_eq!((&again["agent_id"], &again["delivery_ack_seq"]), (&hosted["agent_id"], &json!(1)), "{again}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn an_identity_is_recovered_only_by_its_node_and_under_its_id() -> Result<()> {
     let Scene { mut socket, .. } = scene("recovery").await?;

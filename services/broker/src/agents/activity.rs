@@ -1,8 +1,14 @@
-//! Activity of a running agent, for lists.
+//! Activity of a running agent, for lists, and the watch for one that takes no message.
+
+use std::time::Duration;
 
 use relay_pty::Terminal;
+use relay_verification::Timestamp;
 
 use crate::injection::DeliveryMode;
+
+/// Time after which an agent counts as blocked, when a message could not be typed.
+const BLOCKED_AFTER: Duration = Duration::from_secs(120);
 
 /// State word of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,5 +64,45 @@ impl AgentInfo {
     /// Process id of the agent's own program.
     pub(crate) fn pid(&self) -> Option<i32> {
         self.terminal.as_ref().map(|terminal| terminal.identity().pid)
+    }
+}
+
+/// Reports once that a message could not be typed for a long time.
+#[derive(Debug, Default)]
+pub(super) struct BlockedWatch {
+    is_reported: bool,
+}
+
+impl BlockedWatch {
+    /// Returns how long the message that is being typed waits, if that is to be reported now.
+    pub(super) fn poll(&mut self, now: Timestamp, typing_since: Option<Timestamp>) -> Option<Duration> {
+        let is_due = self.next_report(typing_since).is_some_and(|due| now >= due);
+        self.is_reported = typing_since.is_some() && (self.is_reported || is_due);
+        typing_since.filter(|_| is_due).map(|since| now.duration_since(since))
+    }
+
+    /// Instant of the next report, unless the message is typed before.
+    pub(super) fn next_report(&self, typing_since: Option<Timestamp>) -> Option<Timestamp> {
+        typing_since.filter(|_| !self.is_reported).map(|since| since + BLOCKED_AFTER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_message_that_cannot_be_typed_is_reported_once() {
+        let at = |seconds: i64| Timestamp::from_millis(seconds * 1000);
+        let limit = BLOCKED_AFTER.as_secs().cast_signed();
+        let mut watch = BlockedWatch::default();
+        assert_eq!((watch.poll(at(500), None), watch.next_report(None)), (None, None));
+        let since = Some(at(500));
+        assert_eq!(watch.next_report(since), Some(at(500 + limit)));
+        assert_eq!(watch.poll(at(499 + limit), since), None);
+        assert_eq!(watch.poll(at(501 + limit), since), Some(BLOCKED_AFTER + Duration::from_secs(1)));
+        assert_eq!((watch.poll(at(900), since), watch.next_report(since)), (None, None), "it is reported");
+        assert_eq!(watch.poll(at(901), None), None, "it is typed");
+        assert_eq!(watch.poll(at(901 + limit), Some(at(901))), Some(BLOCKED_AFTER));
     }
 }

@@ -1,8 +1,9 @@
 //! [`ContextBudget`]: how much of its context an agent says is left.
 
-use std::sync::LazyLock;
+use std::{sync::LazyLock, time::Duration};
 
 use regex::Regex;
+use relay_verification::Timestamp;
 
 /// Such as `Context left until auto-compact: 7%` and `context window 8% left`.
 static LEFT: LazyLock<Option<Regex>> = LazyLock::new(|| {
@@ -10,6 +11,8 @@ static LEFT: LazyLock<Option<Regex>> = LazyLock::new(|| {
 });
 /// Text kept between two reads, so that a statement that is split is found.
 const TAIL_BYTES: usize = 160;
+/// A message that may be a part of a statement must not be taken for one by its echo.
+const ECHO_TIME: Duration = Duration::from_secs(60);
 /// A share from which on it is low, in per cent.
 const LOW_PERCENT: u8 = 10;
 
@@ -18,11 +21,23 @@ const LOW_PERCENT: u8 = 10;
 pub(super) struct ContextBudget {
     tail: String,
     left: Option<u8>,
+    typed_at: Option<Timestamp>,
 }
 
 impl ContextBudget {
+    /// Notes that a text was typed, which is going to be echoed.
+    pub(super) fn on_typed(&mut self, at: Timestamp, text: &str) {
+        if text.contains('%') {
+            self.typed_at = Some(at);
+        }
+    }
+
     /// Takes output. Returns the share that is left if it has changed.
-    pub(super) fn on_text(&mut self, text: &str) -> Option<u8> {
+    pub(super) fn on_text(&mut self, at: Timestamp, text: &str) -> Option<u8> {
+        if self.typed_at.is_some_and(|typed_at| at < typed_at + ECHO_TIME) {
+            self.tail.clear();
+            return None;
+        }
         self.tail.push_str(text);
         let statements = LEFT.as_ref().into_iter().flat_map(|pattern| pattern.captures_iter(&self.tail));
         let found = statements.filter_map(|found| found.get(1).or(found.get(2))?.as_str().parse().ok()).last();
@@ -47,11 +62,24 @@ mod tests {
     #[test]
     fn a_statement_is_found_once_also_when_it_is_split() {
         let mut budget = ContextBudget::default();
-        assert_eq!(budget.on_text("building: 7% left\n"), None);
-        assert_eq!(budget.on_text("Context window: 4"), None);
-        assert_eq!(budget.on_text("2% left\n"), Some(42));
-        assert_eq!(budget.on_text("Context left until auto-compact: 9%\n"), Some(9));
-        assert_eq!(budget.on_text("Context left until auto-compact: 9%\n"), None, "it is known");
+        let mut told = |text: &str| budget.on_text(Timestamp::from_millis(0), text);
+        assert_eq!(told("building: 7% left\n"), None);
+        assert_eq!(told("Context window: 4"), None);
+        assert_eq!(told("2% left\n"), Some(42));
+        assert_eq!(told("Context left until auto-compact: 9%\n"), Some(9));
+        assert_eq!(told("Context left until auto-compact: 9%\n"), None, "it is known");
         assert!(ContextBudget::is_low(9) && !ContextBudget::is_low(42));
+    }
+
+    #[test]
+    fn the_echo_of_a_message_says_nothing_about_the_agent() {
+        let at = |seconds: i64| Timestamp::from_millis(seconds * 1000);
+        let mut budget = ContextBudget::default();
+        budget.on_typed(at(0), "the context is long");
+        assert_eq!(budget.on_text(at(0), "context window 42% left\n"), Some(42));
+        budget.on_typed(at(1), "only 5% left");
+        assert_eq!(budget.on_text(at(1), "context: only 5% left\n"), None);
+        assert_eq!(budget.on_text(at(60), "context window 7% left\n"), None);
+        assert_eq!(budget.on_text(at(61), "context window 7% left\n"), Some(7));
     }
 }

@@ -24,8 +24,6 @@ use crate::{
 const REST: Duration = Duration::from_secs(2);
 /// A block of notes ends with a pause of this length.
 const BLOCK_PAUSE: Duration = Duration::from_secs(2);
-/// Time after which an agent counts as blocked, when a message could not be typed.
-const BLOCKED_AFTER: Duration = Duration::from_secs(120);
 
 impl AgentTask {
     /// Tells the engine of an event; dropped while too many wait.
@@ -84,7 +82,7 @@ impl AgentTask {
     /// Takes visible output.
     pub(super) fn on_visible_text(&self, running: &mut ProgramRun, at: Timestamp, text: &str) {
         running.status.set(Activity::Thinking, "output");
-        if let Some(percent) = running.context.on_text(text) {
+        if let Some(percent) = running.context.on_text(at, text) {
             self.info.send_modify(|info| info.context_left_percent = Some(percent));
             if ContextBudget::is_low(percent) {
                 self.publish(&Event::AgentContextLow { pct: percent });
@@ -115,18 +113,11 @@ impl AgentTask {
     }
 
     fn check_blocked(&self, running: &mut ProgramRun, now: Timestamp) {
-        let Some(since) = running.pipeline.typing_since() else {
-            running.is_blocked_reported = false;
-            return;
-        };
-        if running.is_blocked_reported || now < since + BLOCKED_AFTER {
-            return;
-        }
-        running.is_blocked_reported = true;
+        let Some(blocked) = running.blocked.poll(now, running.pipeline.typing_since()) else { return };
         running.status.set(Activity::Waiting, "blocked");
         self.info.send_modify(|info| info.state = AgentState::BlockedOnSend);
         self.publish(&Event::AgentBlockedOnSend {
-            blocked_secs: now.duration_since(since).as_secs(),
+            blocked_secs: blocked.as_secs(),
             pending_delivery_count: running.pipeline.pending().len(),
         });
     }
@@ -136,8 +127,7 @@ impl AgentTask {
         let block = running.continuity.is_open().then(|| running.last_output_at + BLOCK_PAUSE);
         let is_checked = running.rest_checked_for == Some(running.last_output_at);
         let rest = (!is_checked && self.launch.harness.is_some()).then(|| running.last_output_at + REST);
-        let blocked = running.pipeline.typing_since().filter(|_| !running.is_blocked_reported);
-        let blocked = blocked.map(|since| since + BLOCKED_AFTER);
+        let blocked = running.blocked.next_report(running.pipeline.typing_since());
         [block, rest, blocked, running.status.next_report()].into_iter().flatten().min()
     }
 

@@ -100,6 +100,7 @@ fn a_write_that_fails_is_not_repeated_and_its_message_is_left() {
         }
         scene.pipeline.on_began(request.key, at(20));
         scene.pipeline.on_write_failed(at(30), request);
+        assert!(!scene.pipeline.awaits_verdict(), "its Enter does not come");
         for now in [30, 1030, 2030, 29_000] {
             assert!(scene.step(now).is_empty(), "it is typed after {now} ms");
         }

@@ -186,8 +186,18 @@ impl Pipeline {
     /// Returns whether a message that was typed can get its verdict without being typed again.
     pub(crate) fn awaits_verdict(&self) -> bool {
         self.writing.is_some()
-            || self.outstanding.iter().any(|outstanding| {
-                matches!(outstanding.delivery.state(), DeliveryState::Injected | DeliveryState::Unverified { .. })
+            || self.outstanding.iter().any(|outstanding| match outstanding.delivery.state() {
+                // Without its Enter nothing was submitted.
+                DeliveryState::Injected => {
+                    outstanding.delivery.attempt().is_some_and(|last| last.entered_at().is_some())
+                }
+                DeliveryState::Unverified { .. } => true,
+                DeliveryState::Queued
+                | DeliveryState::ReinjectionDue { .. }
+                | DeliveryState::Verified
+                | DeliveryState::Closed
+                | DeliveryState::Failed
+                | DeliveryState::Cancelled => false,
             })
     }
 

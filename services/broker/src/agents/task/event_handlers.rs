@@ -261,6 +261,7 @@ impl AgentTask {
             running.exit_line.on_typed(running.latest);
         }
         running.continuity.on_typed(running.latest, &injection.text);
+        running.context.on_typed(running.latest, &injection.text);
         match running.process.terminal.inject(injection) {
             Ok(mut ticket) => {
                 let labels =

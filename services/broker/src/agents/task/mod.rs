@@ -294,8 +294,13 @@ impl AgentTask {
                 let pid = process.terminal.identity().pid;
                 let terminal = process.terminal.clone();
                 self.info.send_modify(|info| {
-                    info.terminal = Some(terminal);
-                    info.started_ms = clock::unix_ms();
+                    *info = AgentInfo {
+                        terminal: Some(terminal),
+                        mode: info.mode,
+                        pending_count: info.pending_count,
+                        unsettled_count: info.unsettled_count,
+                        ..AgentInfo::starting(clock::unix_ms())
+                    };
                 });
                 self.launch.services.counters.restarts.fetch_add(1, Ordering::Relaxed);
                 self.publish(&Event::AgentRestarted { restart_count, pid });

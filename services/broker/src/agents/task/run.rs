@@ -8,6 +8,7 @@ use relay_verification::Timestamp;
 
 use crate::{
     agents::{
+        activity::BlockedWatch,
         context_budget::ContextBudget,
         continuity::{ContinuityBlocks, ContinuityTurns, Notes},
         exit_line::ExitLine,
@@ -80,7 +81,7 @@ pub(in crate::agents) struct ProgramRun {
     pub(in crate::agents) notes: Notes,
     /// The last output behind which rest was checked.
     pub(in crate::agents) rest_checked_for: Option<Timestamp>,
-    pub(in crate::agents) is_blocked_reported: bool,
+    pub(in crate::agents) blocked: BlockedWatch,
     /// The program's question that is on the screen.
     pub(in crate::agents) gate: GateWatch,
     /// Instant at which an Enter without an effect is repeated.
@@ -112,7 +113,7 @@ impl ProgramRun {
             continuity_turns: ContinuityTurns::default(),
             notes: Notes::default(),
             rest_checked_for: None,
-            is_blocked_reported: false,
+            blocked: BlockedWatch::default(),
             gate: GateWatch::default(),
             repeat_enter_at: None,
         }

@@ -258,13 +258,17 @@ impl ControlContext {
         let binding = self.binding()?;
         // An unknown id gets the same answer as an agent that is not hosted here.
         let Ok(agent) = agent.parse::<AgentId>() else { return Ok((Some(Value::Null), RequestEffect::None)) };
-        // Acks count only while the agent is located here, and some wait to be written.
+        self.write_acks().await;
+        let left = self.engine.nodes().deregister_agent(&binding.fence, agent).await?;
+        Ok((Some(Value::Null), if left { RequestEffect::AgentLeft(agent) } else { RequestEffect::None }))
+    }
+
+    /// Writes acks that wait, before agents leave the node: an ack counts only while its agent is located there.
+    async fn write_acks(&self) {
         if let Err(error) = self.engine.mailboxes().flush_cursors().await {
             let error = &error as &dyn std::error::Error;
             tracing::debug!(error, "acks not written before a deregistration, their messages may come again");
         }
-        let left = self.engine.nodes().deregister_agent(&binding.fence, agent).await?;
-        Ok((Some(Value::Null), if left { RequestEffect::AgentLeft(agent) } else { RequestEffect::None }))
     }
 
     async fn sync_inventory(self, frame: Inventory) -> Result<(Option<Value>, RequestEffect), EngineError> {
@@ -358,7 +362,9 @@ impl ControlContext {
     }
 
     async fn deregister_provider(self) -> Result<(Option<Value>, RequestEffect), EngineError> {
-        self.engine.nodes().deregister_provider(&self.binding()?.fence).await?;
+        let binding = self.binding()?;
+        self.write_acks().await;
+        self.engine.nodes().deregister_provider(&binding.fence).await?;
         Ok((None, RequestEffect::Deregistered))
     }
 }
