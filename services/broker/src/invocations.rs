@@ -208,10 +208,7 @@ async fn release(services: &Services, invoke: &ActionInvoke) -> Result<Value, St
     let agents = services.agents.list();
     let by_id = || {
         let id = invoke.agent_id.as_deref()?;
-        agents
-            .iter()
-            .find(|agent| agent.registration.agent_id().as_deref() == Some(id))
-            .map(|agent| agent.spec.name.clone())
+        agents.iter().find(|agent| agent.binding.agent_id().as_deref() == Some(id)).map(|agent| agent.spec.name.clone())
     };
     let named = invoke.agent_name.clone().or_else(|| text(&invoke.input, &["name", "agent_name", "agent"]));
     let name = named.or_else(by_id).ok_or("release_missing_agent_name")?;

@@ -202,7 +202,7 @@ async fn an_agent_that_ends_before_the_engine_is_back_stays_off_the_node() -> Re
     assert_eq!(scene.broker.call("DELETE", "/api/spawned/gone", None).await?.status, 200);
 
     proxy.restore();
-    // A token of another name is noticed as soon as the engine can be asked. By then the other would be bound as well.
+    // A token of another name is noticed as soon as the engine can be asked.
     wait::until_ok("the refusal", SOON, || async {
         let errors = scene.broker.events("wrong", "worker_error").await?;
         ensure!(errors.iter().any(|error| error["code"] == "not_bound"), "{errors:?}");

@@ -1,5 +1,5 @@
 //! A subscriber of the broker's events that keeps up: it collects the durable ones and signs of work, and counts the
-//! output. Events about the context that an agent has left.
+//! output. It shows what the broker reports about the context that an agent has left.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

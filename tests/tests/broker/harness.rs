@@ -40,7 +40,7 @@ verification = { echo = "reliable", primary = "echo", required = { echo = true, 
 match = ["entering"]
 ready = { prompt = [">"] }
 auto_enter = true
-enter_gap_ms = 500
+enter_gap_ms = 1500
 "#;
 
 /// A scene whose broker knows the entries, and a folder with programs of their names.
@@ -209,7 +209,7 @@ async fn a_failed_message_stays_failed_when_its_agent_has_asked_for_its_end() ->
 async fn an_enter_is_repeated_but_not_after_an_agent_has_asked_for_its_end() -> Result<()> {
     let harnesses = Harnesses::new("enters").await?;
     let scene = &harnesses.scene;
-    // The text of a message is followed by Enter after 500 ms, so the request comes between both.
+    // The text of a message is followed by Enter after 1500 ms, so the request comes between both.
     for (name, shown) in [("staying", ""), ("leaving", "\\r\\n/exit\\r\\n")] {
         let script = format!(
             "stty raw -echo; printf '> '; dd bs=1 count=1 of=/dev/null 2> /dev/null; printf '{shown}'; exec cat > keys-{name}"

@@ -53,6 +53,7 @@ pub enum DeliverMode {
     Steer,
 }
 
+/// From a text only: a derived implementation takes an object such as `{"wait":null}` as well.
 impl TryFrom<String> for DeliverMode {
     type Error = &'static str;
 

@@ -120,7 +120,8 @@ pub struct RegisteredAgent {
     pub agent_id: String,
     /// The agent's only valid token.
     pub token: String,
-    /// Name of the agent.
+    /// Name of the agent; empty if an engine leaves it out.
+    #[serde(default)]
     pub name: String,
     /// Settled floor of its mailbox, if the cursor was negotiated.
     #[serde(default, skip_serializing_if = "Option::is_none")]

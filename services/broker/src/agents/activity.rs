@@ -70,20 +70,21 @@ impl AgentInfo {
 /// Reports once that a message could not be typed for a long time.
 #[derive(Debug, Default)]
 pub(super) struct BlockedWatch {
-    is_reported: bool,
+    /// Beginning of the wait that was reported.
+    reported: Option<Timestamp>,
 }
 
 impl BlockedWatch {
     /// Returns how long the message that is being typed waits, if that is to be reported now.
     pub(super) fn poll(&mut self, now: Timestamp, typing_since: Option<Timestamp>) -> Option<Duration> {
-        let is_due = self.next_report(typing_since).is_some_and(|due| now >= due);
-        self.is_reported = typing_since.is_some() && (self.is_reported || is_due);
-        typing_since.filter(|_| is_due).map(|since| now.duration_since(since))
+        self.next_report(typing_since).filter(|due| now >= *due)?;
+        self.reported = typing_since;
+        typing_since.map(|since| now.duration_since(since))
     }
 
     /// Instant of the next report, unless the message is typed before.
     pub(super) fn next_report(&self, typing_since: Option<Timestamp>) -> Option<Timestamp> {
-        typing_since.filter(|_| !self.is_reported).map(|since| since + BLOCKED_AFTER)
+        typing_since.filter(|_| self.reported != typing_since).map(|since| since + BLOCKED_AFTER)
     }
 }
 
@@ -102,7 +103,7 @@ mod tests {
         assert_eq!(watch.poll(at(499 + limit), since), None);
         assert_eq!(watch.poll(at(501 + limit), since), Some(BLOCKED_AFTER + Duration::from_secs(1)));
         assert_eq!((watch.poll(at(900), since), watch.next_report(since)), (None, None), "it is reported");
-        assert_eq!(watch.poll(at(901), None), None, "it is typed");
-        assert_eq!(watch.poll(at(901 + limit), Some(at(901))), Some(BLOCKED_AFTER));
+        assert_eq!(watch.poll(at(901 + limit), Some(at(901))), Some(BLOCKED_AFTER), "the next one");
+        assert_eq!(watch.poll(at(2000), None), None);
     }
 }

@@ -7,7 +7,7 @@ use relay_pty::{PtyError, Terminal, WriteTicket};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Duration, Instant, timeout_at};
 
-use super::{AgentError, AgentInfo, AgentSpec, Registration, ResultSchema};
+use super::{AgentBinding, AgentError, AgentInfo, AgentSpec, ResultSchema};
 use crate::{
     api::types::PendingMessage,
     injection::{AckAnswer, DeliveryMode},
@@ -92,7 +92,7 @@ impl UndeliveredMessage {
 #[derive(Debug, Clone)]
 pub(crate) struct AgentHandle {
     pub(crate) spec: Arc<AgentSpec>,
-    pub(crate) registration: Arc<Registration>,
+    pub(crate) binding: Arc<AgentBinding>,
     pub(crate) token: String,
     pub(crate) harness: String,
     /// Secret by which the agent confirms messages.

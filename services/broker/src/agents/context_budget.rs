@@ -27,7 +27,7 @@ pub(super) struct ContextBudget {
 impl ContextBudget {
     /// Notes that a text was typed, which is going to be echoed.
     pub(super) fn on_typed(&mut self, at: Timestamp, text: &str) {
-        if text.contains('%') {
+        if text.as_bytes().windows(2).any(|pair| pair[0].is_ascii_digit() && pair[1] == b'%') {
             self.typed_at = Some(at);
         }
     }
@@ -62,12 +62,12 @@ mod tests {
     #[test]
     fn a_statement_is_found_once_also_when_it_is_split() {
         let mut budget = ContextBudget::default();
-        let mut told = |text: &str| budget.on_text(Timestamp::from_millis(0), text);
-        assert_eq!(told("building: 7% left\n"), None);
-        assert_eq!(told("Context window: 4"), None);
-        assert_eq!(told("2% left\n"), Some(42));
-        assert_eq!(told("Context left until auto-compact: 9%\n"), Some(9));
-        assert_eq!(told("Context left until auto-compact: 9%\n"), None, "it is known");
+        let mut read = |text: &str| budget.on_text(Timestamp::from_millis(0), text);
+        assert_eq!(read("building: 7% left\n"), None);
+        assert_eq!(read("Context window: 4"), None);
+        assert_eq!(read("2% left\n"), Some(42));
+        assert_eq!(read("Context left until auto-compact: 9%\n"), Some(9));
+        assert_eq!(read("Context left until auto-compact: 9%\n"), None, "it is known");
         assert!(ContextBudget::is_low(9) && !ContextBudget::is_low(42));
     }
 
@@ -75,7 +75,7 @@ mod tests {
     fn the_echo_of_a_message_says_nothing_about_the_agent() {
         let at = |seconds: i64| Timestamp::from_millis(seconds * 1000);
         let mut budget = ContextBudget::default();
-        budget.on_typed(at(0), "the context is long");
+        budget.on_typed(at(0), "100 % of the context is left");
         assert_eq!(budget.on_text(at(0), "context window 42% left\n"), Some(42));
         budget.on_typed(at(1), "only 5% left");
         assert_eq!(budget.on_text(at(1), "context: only 5% left\n"), None);

@@ -30,7 +30,9 @@ impl AgentTask {
     /// that start.
     pub(super) async fn leave(&self) {
         let services = &self.launch.services;
-        self.launch.handle.registration.end(&services.link, self.name());
+        if let Some(agent_id) = self.launch.handle.binding.end() {
+            services.link.unhost(self.name(), &agent_id);
+        }
         self.launch.remove_ack_folder().await;
         let (roster, files, name) = (services.roster.clone(), services.project_files.clone(), self.name().to_owned());
         let removed = tokio::task::spawn_blocking(move || {

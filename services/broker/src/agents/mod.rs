@@ -34,7 +34,7 @@ pub(crate) use end::remove_left_acks;
 pub(crate) use environment::{MARKER, withheld_variables};
 pub(crate) use headless::Headless;
 pub(crate) use members::Members;
-pub(crate) use registration::Registration;
+pub(crate) use registration::AgentBinding;
 pub(crate) use registry::Agents;
 pub(crate) use result_schema::ResultSchema;
 pub(crate) use services::{

@@ -67,8 +67,8 @@ impl AgentTask {
     ) -> impl Future<Output = JobResult> + Send + use<> {
         let ledger = self.launch.services.ledger.clone();
         let entry = LedgerEntry {
-            // Only registered agents get messages of the engine.
-            agent_id: self.launch.handle.registration.agent_id().unwrap_or_default(),
+            // Only bound agents get messages of the engine.
+            agent_id: self.launch.handle.binding.agent_id().unwrap_or_default(),
             msg_id: settlement.message.event_id.clone(),
             level: settlement.level,
             session_ref: self.launch.handle.spec.session_id.clone(),

@@ -75,24 +75,14 @@ impl Launch {
         let Self { services, handle, .. } = self;
         let record = AgentRecord {
             spec: AgentSpec { channels: handle.channels(), ..handle.spec.as_ref().clone() },
-            agent_id: handle.registration.agent_id().unwrap_or_default(),
+            agent_id: handle.binding.agent_id().unwrap_or_default(),
             marker,
             pid: identity.pid,
             start_ticks: identity.start_ticks,
             task_typed: false,
         };
-        let (roster, name, registration) =
-            (services.roster.clone(), handle.spec.name.clone(), handle.registration.clone());
-        let write = move || {
-            let was_registered = !record.agent_id.is_empty();
-            roster.put(&name, record)?;
-            match registration.agent_id() {
-                // Registered meanwhile.
-                Some(agent_id) if !was_registered => roster.set_agent_id(&name, agent_id),
-                Some(_) | None => Ok(()),
-            }
-        };
-        match tokio::task::spawn_blocking(write).await {
+        let (roster, name) = (services.roster.clone(), handle.spec.name.clone());
+        match tokio::task::spawn_blocking(move || roster.put(&name, record)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(AgentError::State(format!("{error:#}"))),
             Err(error) => Err(AgentError::State(error.to_string())),

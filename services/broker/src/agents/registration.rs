@@ -1,5 +1,5 @@
-//! Registration of agents at the engine: on the node socket, or by a binding of one that exists, which may come after
-//! the program has started ([`Registration`]).
+//! Registration of agents at the engine: on the node socket, or by the binding of one that exists, which may come after
+//! the start of its program ([`AgentBinding`]).
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,74 +13,72 @@ use tokio::time::sleep;
 use super::{AgentError, AgentHandle, AgentSpec, SpawnSource, Spawner, spawner::join_channels};
 use crate::{
     api::types::Event,
-    engine::Request,
-    engine_link::{EngineLink, HostedAgent, LinkError},
+    engine::{EngineError, Request},
+    engine_link::{HostedAgent, LinkError},
     mailbox::{Mailbox, SharedMailbox},
 };
 
 /// Pause before the next attempt to bind an agent whose program runs already.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
-/// An agent as the engine knows it, or will.
+/// What a start needs of an agent at the engine.
 pub(super) struct IdentifiedAgent {
     pub(super) token: String,
     pub(super) mailbox: Arc<SharedMailbox>,
-    pub(super) registration: Arc<Registration>,
+    pub(super) binding: Arc<AgentBinding>,
     /// It existed before.
     pub(super) pre_registered: bool,
 }
 
-/// Whether the engine knows an agent as one of this node. Ends with the agent, so that a late binding does not host it.
+/// State of an agent's binding to this node. It ends with the agent, so that a late one hosts nobody.
 #[derive(Debug)]
-pub(crate) struct Registration(Mutex<RegistrationState>);
+pub(crate) struct AgentBinding(Mutex<BindingState>);
 
 #[derive(Debug)]
-enum RegistrationState {
-    /// The engine cannot be reached.
-    Awaited,
-    Registered {
+enum BindingState {
+    /// Not bound yet.
+    Unbound,
+    Bound {
         agent_id: String,
     },
     Ended,
 }
 
-impl Registration {
-    fn new(state: RegistrationState) -> Arc<Self> {
+impl AgentBinding {
+    fn new(state: BindingState) -> Arc<Self> {
         Arc::new(Self(Mutex::new(state)))
     }
 
-    /// Id of the agent, once it is registered and as long as it runs.
+    /// Id of the agent, once it is bound and as long as it runs.
     pub(crate) fn agent_id(&self) -> Option<String> {
         match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            RegistrationState::Registered { agent_id } => Some(agent_id.clone()),
-            RegistrationState::Awaited | RegistrationState::Ended => None,
+            BindingState::Bound { agent_id } => Some(agent_id.clone()),
+            BindingState::Unbound | BindingState::Ended => None,
         }
     }
 
-    pub(super) fn is_awaited(&self) -> bool {
-        matches!(*self.0.lock().unwrap_or_else(PoisonError::into_inner), RegistrationState::Awaited)
+    pub(super) fn is_unbound(&self) -> bool {
+        matches!(*self.0.lock().unwrap_or_else(PoisonError::into_inner), BindingState::Unbound)
     }
 
     /// Hosts the agent, unless it has ended. Returns whether it is hosted.
-    fn complete(&self, link: &EngineLink, name: &str, agent: HostedAgent) -> bool {
+    fn complete(&self, agent_id: &str, host: impl FnOnce()) -> bool {
         // Held until it is hosted: an end that comes meanwhile ends that as well.
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_awaited = matches!(*state, RegistrationState::Awaited);
-        if is_awaited {
-            *state = RegistrationState::Registered { agent_id: agent.agent_id.clone() };
-            link.adopt(name, agent);
+        let is_unbound = matches!(*state, BindingState::Unbound);
+        if is_unbound {
+            *state = BindingState::Bound { agent_id: agent_id.to_owned() };
+            host();
         }
-        is_awaited
+        is_unbound
     }
 
-    /// Ends it, and the hosting of the agent.
-    pub(super) fn end(&self, link: &EngineLink, name: &str) {
-        let before = {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *state, RegistrationState::Ended)
-        };
-        if let RegistrationState::Registered { agent_id } = before {
-            link.unhost(name, &agent_id);
+    /// Ends it. Returns the id under which the agent is hosted.
+    pub(super) fn end(&self) -> Option<String> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *state, BindingState::Ended) {
+            BindingState::Bound { agent_id } => Some(agent_id),
+            BindingState::Unbound | BindingState::Ended => None,
         }
     }
 }
@@ -90,7 +88,7 @@ impl IdentifiedAgent {
         Self {
             token: agent.token,
             mailbox: agent.mailbox,
-            registration: Registration::new(RegistrationState::Registered { agent_id: agent.agent_id }),
+            binding: AgentBinding::new(BindingState::Bound { agent_id: agent.agent_id }),
             pre_registered,
         }
     }
@@ -114,7 +112,7 @@ impl Spawner {
                 Ok(IdentifiedAgent {
                     token: token.clone(),
                     mailbox: Arc::default(),
-                    registration: Registration::new(RegistrationState::Awaited),
+                    binding: AgentBinding::new(BindingState::Unbound),
                     pre_registered: true,
                 })
             }
@@ -165,13 +163,16 @@ impl Spawner {
     ) -> Result<HostedAgent, AgentError> {
         let services = self.services();
         let own = services.engine.call(Request::get(&["agent"], token)).await?;
-        if own["name"].as_str().is_some_and(|name| name != spec.name) {
+        let (Some(agent_id), Some(name)) = (own["id"].as_str(), own["name"].as_str()) else {
+            return Err(EngineError::Unreadable("an agent without id or name".to_owned()).into());
+        };
+        if name != spec.name {
             // Its messages come under its own name and would find no agent here.
-            let problem = format!("agentToken belongs to the agent {}, spawn it under that name", own["name"]);
+            let problem = format!("agentToken belongs to the agent {name:?}, spawn it under that name");
             return Err(AgentError::Invalid(problem));
         }
-        let agent_id = own["id"].as_str().unwrap_or_default().to_owned();
-        let body = json!({ "agent_name": own["name"], "session_ref": spec.session_id });
+        let agent_id = agent_id.to_owned();
+        let body = json!({ "agent_name": name, "session_ref": spec.session_id });
         let path = ["nodes", services.identity.node_id.as_str(), "agents"];
         let bound = services.engine.call(Request::post(&path, &services.identity.workspace_key, body)).await?;
         let cursor = bound["delivery_ack_seq"].as_u64().unwrap_or(0);
@@ -185,37 +186,37 @@ impl Spawner {
         })
     }
 
-    /// Binds an agent whose program runs already, as soon as the engine can be reached, until the agent ends.
+    /// Binds an agent whose program runs already, as soon as the engine is available, until the agent ends.
     pub(super) async fn bind_later(self, handle: AgentHandle, mailbox: Arc<SharedMailbox>) {
         tokio::select! {
             () = handle.commands.closed() => {}
-            () = self.bind_when_reachable(&handle, mailbox) => {}
+            () = self.bind_when_available(&handle, mailbox) => {}
         }
         // The engine may have bound an agent that has ended meanwhile: the inventory takes that back.
         self.services().link.announce();
     }
 
-    async fn bind_when_reachable(&self, handle: &AgentHandle, mailbox: Arc<SharedMailbox>) {
+    async fn bind_when_available(&self, handle: &AgentHandle, mailbox: Arc<SharedMailbox>) {
         let (services, name) = (self.services(), handle.spec.name.as_str());
-        let agent = loop {
+        let bound = loop {
             sleep(RETRY_PAUSE).await;
             match self.bind(&handle.spec, &handle.token, Vec::new(), mailbox.clone()).await {
-                Ok(agent) => break agent,
                 Err(error) if error.is_transient() => {}
-                Err(error) => {
-                    tracing::error!(agent.name = name, %error, "an agent that runs cannot be bound, it gets no messages");
-                    let message = format!("the agent gets no messages: {error}");
-                    return services.hub.publish(name, &Event::worker_error("not_bound", message, false));
-                }
+                outcome => break outcome,
             }
         };
+        let agent = match bound {
+            Ok(agent) => agent,
+            Err(error) => {
+                tracing::error!(agent.name = name, %error, "an agent that runs cannot be bound, it gets no messages");
+                let message = format!("the agent gets no messages: {error}");
+                return services.hub.publish(name, &Event::worker_error("not_bound", message, false));
+            }
+        };
+        // Stored before the first message: after a crash the id says what the agent's session has.
         let agent_id = agent.agent_id.clone();
-        if !handle.registration.complete(&services.link, name, agent) {
-            return;
-        }
-        tracing::info!(agent.name = name, agent.id = agent_id, "an agent that was started without the engine is bound");
-        let (roster, stored) = (services.roster.clone(), name.to_owned());
-        let stored = tokio::task::spawn_blocking(move || roster.set_agent_id(&stored, agent_id)).await;
+        let (roster, stored, id) = (services.roster.clone(), name.to_owned(), agent_id.clone());
+        let stored = tokio::task::spawn_blocking(move || roster.set_agent_id(&stored, id)).await;
         if let Ok(Err(error)) = stored {
             tracing::error!(
                 agent.name = name,
@@ -223,9 +224,41 @@ impl Spawner {
                 "failed to store an agent's id, retrying; a crash before that repeats what its session has"
             );
         }
-        if let Some(problem) = join_channels(&services.engine, &handle.token, &handle.channels()).await {
-            tracing::warn!(agent.name = name, problem, "an agent could not join its channels");
-            services.hub.publish(name, &Event::worker_error("channels_not_joined", problem, false));
+        if !handle.binding.complete(&agent_id, || services.link.adopt(name, agent)) {
+            return;
         }
+        tracing::info!(agent.name = name, agent.id = agent_id, "an agent that was started without the engine is bound");
+        let joined = loop {
+            match join_channels(&services.engine, &handle.token, &handle.channels()).await {
+                Err(error) if error.is_transient() => sleep(RETRY_PAUSE).await,
+                outcome => break outcome,
+            }
+        };
+        if let Err(error) = joined {
+            tracing::warn!(agent.name = name, %error, "an agent could not join its channels");
+            services.hub.publish(name, &Event::worker_error("channels_not_joined", error.to_string(), false));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_is_hosted_only_until_its_end() {
+        let binding = AgentBinding::new(BindingState::Unbound);
+        assert!(binding.is_unbound() && binding.agent_id().is_none());
+        let mut is_hosted = false;
+        assert!(binding.complete("7", || is_hosted = true) && is_hosted);
+        assert!(!binding.complete("8", || panic!("it is bound")));
+        assert_eq!(binding.agent_id().as_deref(), Some("7"));
+        assert_eq!((binding.end().as_deref(), binding.end()), (Some("7"), None));
+        assert_eq!(binding.agent_id(), None);
+
+        let ended = AgentBinding::new(BindingState::Unbound);
+        assert_eq!(ended.end(), None);
+        assert!(!ended.complete("7", || panic!("it has ended")));
+        assert!(!ended.is_unbound() && ended.agent_id().is_none());
     }
 }

@@ -11,11 +11,11 @@ use relay_verification::{RequiredChannels, strategy::Strategy};
 use serde_json::json;
 use tokio::{
     sync::{Semaphore, mpsc, watch},
-    time::timeout,
+    time::{Instant, timeout_at},
 };
 
 use super::{
-    AgentCommand, AgentError, AgentHandle, AgentInfo, AgentSpec, Registration, ResultSchema, Services, SpawnSource,
+    AgentBinding, AgentCommand, AgentError, AgentHandle, AgentInfo, AgentSpec, ResultSchema, Services, SpawnSource,
     ack_files::AckFolder,
     command::{COMMANDS, INPUT_STREAMS},
     headless::HeadlessTask,
@@ -38,7 +38,7 @@ use crate::{
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Warning of a start without the engine.
 const UNBOUND: &str =
-    "the engine cannot be reached: the agent is bound, joins its channels and gets messages as soon as it can";
+    "the engine is unavailable: the agent is bound, joins its channels and gets messages once it is available";
 
 /// An agent that was started.
 #[derive(Debug)]
@@ -87,16 +87,19 @@ impl Spawner {
         let released = reservation.released();
         let identified = released.run_until_cancelled(self.identify(&spec, source, had)).await;
         let agent = identified.unwrap_or(Err(AgentError::Disappeared))?;
-        let is_unbound = agent.registration.is_awaited();
+        let is_unbound = agent.binding.is_unbound();
         let warning = match is_unbound {
             true => Some(UNBOUND.to_owned()),
-            false => join_channels(&services.engine, &agent.token, &spec.channels).await,
+            false => {
+                let joined = join_channels(&services.engine, &agent.token, &spec.channels).await;
+                joined.err().map(|error| error.to_string())
+            }
         };
         let started = match released.is_cancelled() {
             true => Err(AgentError::Disappeared),
             false => self.start(&spec, &agent, source).await,
         };
-        let StartedAgent { handle, pid, life } = started.inspect_err(|_| self.undo(&spec.name, &agent.registration))?;
+        let StartedAgent { handle, pid, life } = started.inspect_err(|_| self.undo(&spec.name, &agent.binding))?;
         let pre_registered = agent.pre_registered;
         let facts = process_facts(&spec, pid);
         services.counters.spawned.fetch_add(1, Ordering::Relaxed);
@@ -120,8 +123,10 @@ impl Spawner {
     }
 
     /// Takes back what was done for an agent whose program could not be started.
-    fn undo(&self, name: &str, registration: &Registration) {
-        registration.end(&self.services.link, name);
+    fn undo(&self, name: &str, binding: &AgentBinding) {
+        if let Some(agent_id) = binding.end() {
+            self.services.link.unhost(name, &agent_id);
+        }
         let (files, name) = (self.services.project_files.clone(), name.to_owned());
         self.services.tasks.spawn_blocking(move || files.remove(&name));
     }
@@ -221,7 +226,7 @@ impl Spawner {
         };
         let handle = AgentHandle {
             harness: label,
-            registration: agent.registration.clone(),
+            binding: agent.binding.clone(),
             token: agent.token.clone(),
             ack_token: secret("aat_"),
             result_token: secret("arr_"),
@@ -241,21 +246,30 @@ impl Spawner {
     }
 }
 
-/// Joins channels as the agent, and creates those that do not exist. Returns what went wrong.
-pub(super) async fn join_channels(engine: &Engine, token: &str, channels: &[String]) -> Option<String> {
-    let joining = async {
-        for channel in channels {
-            join_or_create(engine, token, channel)
-                .await
-                .map_err(|error: EngineError| format!("channel {channel}: {error}"))?;
-        }
-        Ok::<_, String>(())
-    };
-    match timeout(JOIN_TIMEOUT, joining).await {
-        Ok(Ok(())) => None,
-        Ok(Err(problem)) => Some(problem),
-        Err(_) => Some("the agent's channels could not be joined in time".to_owned()),
+/// A channel that was not joined.
+#[derive(Debug, thiserror::Error)]
+#[error("channel {channel}: {error}")]
+pub(super) struct JoinError {
+    channel: String,
+    error: EngineError,
+}
+
+impl JoinError {
+    /// Returns whether a retry may succeed.
+    pub(super) fn is_transient(&self) -> bool {
+        self.error.is_transient()
     }
+}
+
+/// Joins channels as the agent, and creates those that do not exist.
+pub(super) async fn join_channels(engine: &Engine, token: &str, channels: &[String]) -> Result<(), JoinError> {
+    let until = Instant::now() + JOIN_TIMEOUT;
+    for channel in channels {
+        let joined = timeout_at(until, join_or_create(engine, token, channel)).await;
+        let joined = joined.unwrap_or_else(|_| Err(EngineError::TimedOut { url: engine.base_url().to_owned() }));
+        joined.map_err(|error| JoinError { channel: channel.clone(), error })?;
+    }
+    Ok(())
 }
 
 /// Joins a channel as the agent, and creates one that does not exist.

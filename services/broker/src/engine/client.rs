@@ -7,7 +7,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Method;
 use serde_json::Value;
 
-use super::EngineError;
+use super::{EngineError, error::NO_CODE};
 
 /// Time for one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -98,7 +98,7 @@ impl Engine {
         let text = |key: &str, default: &str| body["error"][key].as_str().unwrap_or(default).to_owned();
         Err(EngineError::Refused {
             status: status.as_u16(),
-            code: text("code", "http_error"),
+            code: text("code", NO_CODE),
             message: text("message", status.canonical_reason().unwrap_or("no reason given")),
         })
     }

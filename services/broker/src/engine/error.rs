@@ -15,6 +15,9 @@ const PERMANENT_REFUSALS: [&str; 8] = [
     "spawn_failed",
 ];
 
+/// Code of a refusal that has none.
+pub(super) const NO_CODE: &str = "http_error";
+
 /// Returns whether a refusal with this code is permanent.
 pub(crate) fn is_permanent(code: &str) -> bool {
     PERMANENT_REFUSALS.contains(&code)
@@ -68,9 +71,9 @@ impl EngineError {
     /// Returns whether a retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::TimedOut { .. } => true,
-            Self::Refused { status, .. } => *status >= 500 || *status == 429,
-            Self::Unreadable(_) => false,
+            // What cannot be read is not of the engine: a proxy in front of it has answered.
+            Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Unreadable(_) => true,
+            Self::Refused { status, code, .. } => *status >= 500 || *status == 429 || code == NO_CODE,
         }
     }
 }

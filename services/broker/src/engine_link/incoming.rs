@@ -104,12 +104,10 @@ impl Connection<'_> {
     }
 
     fn on_hosted(&mut self, request: HostRequest, data: Value) -> Result<(), String> {
-        // A list of the values is no reply.
-        let fields = serde_json::from_value::<Map<String, Value>>(data);
-        let registered: RegisteredAgent = match fields.and_then(|fields| serde_json::from_value(fields.into())) {
+        let registered = match read_registered(&request.frame.name, data) {
             Ok(registered) => registered,
-            Err(error) => {
-                let message = format!("the reply cannot be read: {}", unreadable(&error));
+            Err(problem) => {
+                let message = format!("the reply cannot be read: {problem}");
                 let refusal = ErrorReply { id: String::new(), code: UNREADABLE.to_owned(), message };
                 // The caller may have given up. The inventory takes the registration back.
                 let _ = request.reply.send(Err(refusal));
@@ -122,7 +120,7 @@ impl Connection<'_> {
         // Before the next frame is read: it may be the agent's first message.
         let agent = self.shared.host(self.own_agent_id, &request, &registered);
         if request.reply.send(Ok(agent)).is_err() {
-            self.shared.hosted.remove(&registered.name, &registered.agent_id);
+            self.shared.hosted.remove(&request.frame.name, &registered.agent_id);
             return self.undo_registration(registered.agent_id);
         }
         Ok(())
@@ -135,4 +133,16 @@ impl Connection<'_> {
             &InboundFrame::AgentDeregister(AgentDeregister { agent_id }),
         )
     }
+}
+
+/// Reads the reply to the registration of an agent. Some engines leave the name out; another one would host nobody.
+fn read_registered(name: &str, data: Value) -> Result<RegisteredAgent, String> {
+    // A derived implementation takes a list of the values as well.
+    let fields = serde_json::from_value::<Map<String, Value>>(data);
+    let registered = fields.and_then(|fields| serde_json::from_value::<RegisteredAgent>(fields.into()));
+    let registered = registered.map_err(|error| unreadable(&error))?;
+    if !registered.name.is_empty() && registered.name != name {
+        return Err("it names another agent".to_owned());
+    }
+    Ok(registered)
 }

@@ -316,7 +316,7 @@ impl LinkShared {
             session_ref: request.frame.session_ref.clone(),
             mailbox: Arc::new(crate::mailbox::SharedMailbox::new(mailbox)),
         };
-        self.hosted.insert(&registered.name, agent.clone());
+        self.hosted.insert(&request.frame.name, agent.clone());
         agent
     }
 }

@@ -89,6 +89,7 @@ mod tests {
         assert!(pending.take("b2").is_none() && pending.take("other").is_none());
         assert!(pending.take("b1").is_some() && pending.take("b1").is_none());
     }
+
     #[test]
     fn only_a_reply_without_an_id_is_found_by_its_name() {
         let mut pending = PendingRequests::default();

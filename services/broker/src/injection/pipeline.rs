@@ -187,10 +187,8 @@ impl Pipeline {
     pub(crate) fn awaits_verdict(&self) -> bool {
         self.writing.is_some()
             || self.outstanding.iter().any(|outstanding| match outstanding.delivery.state() {
-                // Without its Enter nothing was submitted.
-                DeliveryState::Injected => {
-                    outstanding.delivery.attempt().is_some_and(|last| last.entered_at().is_some())
-                }
+                // Without an Enter nothing was submitted.
+                DeliveryState::Injected => outstanding.is_written,
                 DeliveryState::Unverified { .. } => true,
                 DeliveryState::Queued
                 | DeliveryState::ReinjectionDue { .. }

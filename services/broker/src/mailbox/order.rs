@@ -12,8 +12,9 @@ use serde_json::Value;
 
 use super::{FrameMeaning, Message, classify, classify::relayed_author, known_ids::KnownIds};
 
-/// Maximum number of frames kept that came before their predecessors, and of their bytes.
+/// Maximum number of frames kept that came before their predecessors.
 const MAX_EARLY: usize = 64;
+/// Maximum size of these frames.
 const MAX_EARLY_BYTES: usize = 4 << 20;
 /// Largest position: the engine stores them as signed numbers of 64 bits.
 const MAX_POSITION: u64 = i64::MAX.cast_unsigned();
@@ -252,17 +253,19 @@ impl Mailbox {
     }
 }
 
-/// Bytes of a frame's content, without its punctuation.
+/// Bytes that a frame takes here: its texts, and each value's own size, since a list of nothing takes memory as well.
 fn content_len(frame: &Deliver) -> usize {
     fn len(value: &Value) -> usize {
-        match value {
+        let content = match value {
             Value::String(text) => text.len(),
             Value::Array(values) => values.iter().map(len).sum(),
             Value::Object(fields) => fields.iter().map(|(key, value)| key.len() + len(value)).sum(),
-            Value::Null | Value::Bool(_) | Value::Number(_) => size_of::<Value>(),
-        }
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        };
+        size_of::<Value>() + content
     }
-    frame.payload.data.values().map(len).sum()
+    let content: usize = frame.payload.data.iter().map(|(key, value)| key.len() + len(value)).sum();
+    frame.delivery_id.len() + frame.msg_id.len() + content
 }
 
 #[cfg(test)]
@@ -337,10 +340,11 @@ mod tests {
     #[test]
     fn early_frames_have_a_bound_of_bytes() {
         let mut mailbox = Mailbox::new("7", "1", 0, []);
-        let large = "x".repeat(MAX_EARLY_BYTES / 4);
-        for seq in 2..=6 {
+        let texts = json!([{ "content": "x".repeat(MAX_EARLY_BYTES / 4) }]);
+        let nothing = json!(vec![json!([]); MAX_EARLY_BYTES / 4 / size_of::<Value>()]);
+        for (seq, large) in (2..=6).zip([&texts, &nothing].into_iter().cycle()) {
             let mut early = frame(seq, "large", "message.created");
-            early.payload.data.insert("blocks".to_owned(), json!([{ "content": large }]));
+            early.payload.data.insert("blocks".to_owned(), large.clone());
             assert_eq!(mailbox.on_frame(early, 0), Verdict::Early);
         }
         assert!(mailbox.early.len() < 4 && mailbox.early_bytes <= MAX_EARLY_BYTES, "{}", mailbox.early_bytes);

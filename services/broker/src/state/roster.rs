@@ -35,7 +35,7 @@ pub(crate) struct RosterFile {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct AgentRecord {
     pub(crate) spec: AgentSpec,
-    /// Empty as long as the agent is not registered at the engine.
+    /// Empty as long as the agent is not bound at the engine.
     pub(crate) agent_id: String,
     /// Value of the marker variable in the environment of its processes.
     pub(crate) marker: String,
@@ -76,6 +76,10 @@ impl Roster {
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
         record.task_typed |=
             content.agents.get(name).is_some_and(|before| before.task_typed && record.is_in_session_of(before));
+        if let Some(before) = content.agents.get(name).filter(|_| record.agent_id.is_empty()) {
+            // It may have been bound in the meantime.
+            record.agent_id.clone_from(&before.agent_id);
+        }
         let before = content.agents.insert(name.to_owned(), record);
         let written = self.write(&content);
         if written.is_err() {
@@ -116,7 +120,7 @@ impl Roster {
         })
     }
 
-    /// Notes the id of an agent that is registered after its start. Blocks for a write to the disk.
+    /// Notes the id of an agent that is bound after its start. Blocks for a write to the disk.
     pub(crate) fn set_agent_id(&self, name: &str, agent_id: String) -> Result<()> {
         self.change(|content| {
             if let Some(record) = content.agents.get_mut(name) {

@@ -37,7 +37,8 @@ fn message(bytes: impl Into<Vec<u8>>, opcode: OpCode, is_final: bool) -> Result<
     encode(Frame::message(bytes.into(), opcode, is_final))
 }
 
-/// Position and content of the first text frame with a pattern.
+/// Position and content of the first text frame with a pattern. A gateway writes a small frame at once, so a chunk holds
+/// whole ones.
 fn find_text(chunk: &[u8], pattern: &str) -> Option<(usize, Value)> {
     let mut cursor = Cursor::new(chunk);
     loop {
@@ -210,10 +211,16 @@ async fn hostile_replies_answer_no_registration_that_waits() -> Result<()> {
 async fn a_reply_that_cannot_be_read_refuses_its_registration_once() -> Result<()> {
     let (scene, proxy) = Scene::behind_proxy("wrong-reply").await?;
     scene.broker.wait_connected().await?;
-    let wrong = [json!(-1), json!("7"), json!([]), json!(1.5)];
-    for (number, cursor) in wrong.into_iter().enumerate() {
-        let mut injected = inject(&proxy, REGISTERED, |real| {
-            let text = with(real, "/data/delivery_ack_seq", Some(cursor))?.to_string();
+    let wrong = [
+        ("/data/delivery_ack_seq", json!(-1)),
+        ("/data/delivery_ack_seq", json!("7")),
+        ("/data/agent_id", json!([])),
+        ("/data/name", json!("another")),
+        ("/data", json!(["7", "at_live_x", "worker", 0])),
+    ];
+    for (number, (pointer, value)) in wrong.into_iter().enumerate() {
+        let mut injected = inject(&proxy, REGISTERED, move |real| {
+            let text = with(real, pointer, Some(value))?.to_string();
             Ok((message(text, TEXT, true)?, ()))
         });
         let body = json!({ "name": "worker", "cli": "cat" });
@@ -222,7 +229,11 @@ async fn a_reply_that_cannot_be_read_refuses_its_registration_once() -> Result<(
         ensure!((refused.status, &refused.body["code"]) == (502, &json!("engine_refused")), "{}", refused.body);
         ensure!(scene.broker.names().await?.is_empty(), "{number}");
     }
+    // Some engines leave the name out.
+    let mut injected =
+        inject(&proxy, REGISTERED, |real| Ok((message(with(real, "/data/name", None)?.to_string(), TEXT, true)?, ())));
     let agent = scene.spawn("worker", "cooked", &[]).await?;
+    injected.try_recv().context("nothing was injected")??;
     deliver(&scene, &agent, 1, 3).await?;
     check(&scene, "wrong-reply", 1, 3).await
 }
