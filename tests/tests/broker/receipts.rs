@@ -1,5 +1,7 @@
 //! What the broker tells the engine of agents: read receipts, and events for watchers about messages and sessions.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use anyhow::{Result, ensure};
 use relay_testkit::client::Api;
 use relay_testkit::wait;
@@ -222,4 +224,27 @@ async fn watchers_hear_of_each_process_of_a_session_that_is_started_again() -> R
         anyhow::Ok(())
     })
     .await
+}
+
+#[tokio::test]
+async fn watchers_hear_of_each_run_of_an_agent_without_a_terminal() -> Result<()> {
+    let scene = Scene::new("runs").await?;
+    let folder = tempfile::tempdir()?;
+    let program = folder.path().join("claude");
+    std::fs::write(&program, "#!/bin/sh\nwhile [ ! -e done ]; do sleep 0.05; done\n")?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    let body = json!({ "name": "clerk", "cli": program, "transport": "headless", "cwd": folder.path() });
+    scene.broker.call("POST", "/api/spawn", Some(body)).await?.success()?;
+    wait_for_last(&scene, "clerk", "session.starting", json!({ "pid": null, "restarts": 0 })).await?;
+    post(&scene, "clerk").await?;
+    let change = |activity: &str, previous: &str, reason: &str| json!({ "activity": activity, "previousActivity": previous, "reason": reason });
+    wait_for_last(&scene, "clerk", "activity.changed", change("thinking", "starting", "message")).await?;
+    std::fs::write(folder.path().join("done"), "")?;
+    let events = wait_for_last(&scene, "clerk", "activity.changed", change("idle", "thinking", "run_ended")).await?;
+    let kinds: Vec<&str> = events.iter().map(|(kind, _)| kind.as_str()).collect();
+    let turn = ["turn.started", "activity.changed", "turn.settled", "activity.changed"];
+    assert_eq!(kinds, [&["session.starting"], &turn[..]].concat());
+    scene.broker.call("DELETE", "/api/spawned/clerk", None).await?.success()?;
+    wait_for_last(&scene, "clerk", "session.released", json!({ "reason": null })).await?;
+    Ok(())
 }

@@ -93,7 +93,7 @@ const KINDS: [Kind; 18] = [
     Kind::new("slow-start", &["raw", "--start-ms", "3000"], Proof::Echo),
     Kind::new("late", &["raw", "--echo-ms", "6000"], Proof::LateEcho),
     // The next message waits 2 s for the verdict on the last one.
-    Kind::new("late-known", &["raw", "--echo-ms", "6000"], Proof::Echo).known_as("strict").divided_among(7),
+    Kind::new("late-known", &["raw", "--echo-ms", "6000"], Proof::Echo).known_as("strict").divided_among(20),
     Kind::new("file", &["mute", "--confirm", "file"], Proof::Confirmation("file")).known_as("claude"),
     Kind::new("mcp", &["mute", "--confirm", "mcp"], Proof::Confirmation("mcp")).known_as("claude"),
     Kind::new("flooding", &["raw", "--flood", "20000"], Proof::Echo),

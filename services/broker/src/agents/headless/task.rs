@@ -6,7 +6,7 @@ use std::{collections::VecDeque, pin::Pin};
 use futures::StreamExt as _;
 use relay_verification::{Channel, Level};
 use serde_json::json;
-use tokio::time::{Duration, Instant, timeout};
+use tokio::time::{Duration, Instant, sleep_until, timeout};
 
 use super::{HandoverError, Headless, program::Run};
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
         AgentCommand, AgentError, AgentState, ModeChange,
         command::UndeliveredMessage,
         environment::environment,
+        session_status::{Activity, SessionStatus},
         spawner::process_facts,
         task::{AgentTask, JobResult, Works, reference},
     },
@@ -42,6 +43,7 @@ pub(in crate::agents) struct HeadlessTask {
     /// Number of `waiting` messages that may be handed over in manual mode.
     released: usize,
     works: Works,
+    status: SessionStatus,
 }
 
 /// A message that is being handed over.
@@ -67,6 +69,7 @@ impl HeadlessTask {
             waiting: VecDeque::new(),
             released: 0,
             works: Works::new(),
+            status: SessionStatus::new(clock::now()),
         })
     }
 
@@ -80,6 +83,10 @@ impl HeadlessTask {
                 current = self.next();
             }
             self.base.show_counts(self.mode, self.waiting.len(), usize::from(current.is_some()));
+            for (kind, payload) in self.status.poll(clock::now()) {
+                self.base.report(kind, payload, None);
+            }
+            let report_due = self.status.next_report().map(clock::instant);
             let handing_over = async {
                 match &mut current {
                     Some(handover) => handover.outcome.as_mut().await,
@@ -109,6 +116,7 @@ impl HeadlessTask {
                     }
                 }
                 Some(done) = self.works.next() => self.on_done(done),
+                () = sleep_until(report_due.unwrap_or_else(Instant::now)), if report_due.is_some() => {}
             }
         }
     }
@@ -136,6 +144,7 @@ impl HeadlessTask {
             }
         };
         self.base.note_activity();
+        self.status.set(Activity::Thinking, "message");
         self.base
             .publish(&Event::DeliveryInjected { delivery: reference(&message), proven: DeliveryProof::injected(1) });
         Some(Handover { message, began: Instant::now(), outcome })
@@ -163,6 +172,7 @@ impl HeadlessTask {
         let Handover { message, began, .. } = handover;
         self.base.note_activity();
         self.base.info.send_modify(|info| info.state = AgentState::Idle);
+        self.status.set(Activity::Idle, "run_ended");
         if let Err(error) = outcome {
             tracing::warn!(agent.name = self.base.name(), %error, "a headless agent has not taken a message");
             let failure = Failure { message, reason: error.reason, attempts: 1 };
