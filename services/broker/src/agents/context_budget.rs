@@ -1,9 +1,11 @@
 //! [`ContextBudget`]: how much of its context an agent says is left.
 
-use std::{sync::LazyLock, time::Duration};
+use std::sync::LazyLock;
 
 use regex::Regex;
 use relay_verification::Timestamp;
+
+use super::echo_guard::EchoGuard;
 
 /// Such as `Context left until auto-compact: 7%` and `context window 8% left`.
 static LEFT: LazyLock<Option<Regex>> = LazyLock::new(|| {
@@ -11,8 +13,6 @@ static LEFT: LazyLock<Option<Regex>> = LazyLock::new(|| {
 });
 /// Text kept between two reads, so that a statement that is split is found.
 const TAIL_BYTES: usize = 160;
-/// A message that may be a part of a statement must not be taken for one by its echo.
-const ECHO_TIME: Duration = Duration::from_secs(60);
 /// A share from which on it is low, in per cent.
 const LOW_PERCENT: u8 = 10;
 
@@ -21,20 +21,20 @@ const LOW_PERCENT: u8 = 10;
 pub(super) struct ContextBudget {
     tail: String,
     left: Option<u8>,
-    typed_at: Option<Timestamp>,
+    echoes: EchoGuard,
 }
 
 impl ContextBudget {
     /// Notes that a text was typed, which is going to be echoed.
     pub(super) fn on_typed(&mut self, at: Timestamp, text: &str) {
         if text.as_bytes().windows(2).any(|pair| pair[0].is_ascii_digit() && pair[1] == b'%') {
-            self.typed_at = Some(at);
+            self.echoes.on_typed(at);
         }
     }
 
     /// Takes output. Returns the share that is left if it has changed.
     pub(super) fn on_text(&mut self, at: Timestamp, text: &str) -> Option<u8> {
-        if self.typed_at.is_some_and(|typed_at| at < typed_at + ECHO_TIME) {
+        if self.echoes.is_echo_possible(at) {
             self.tail.clear();
             return None;
         }

@@ -10,10 +10,7 @@
 //!
 //! A block ends with the next `KIND:` line, or with a pause of the output.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -21,6 +18,7 @@ use relay_verification::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::echo_guard::EchoGuard;
 use crate::state::{create_private_directory, read_versioned, write_versioned};
 
 const HEAD: &str = "KIND: continuity";
@@ -29,8 +27,6 @@ const NEXT: &str = "KIND:";
 const MAX_NOTE: usize = 64 << 10;
 /// Maximum bytes of a line that can be a head.
 const MAX_LINE: usize = 4096;
-/// A message with such a block must not act by its echo.
-const ECHO_TIME: Duration = Duration::from_secs(60);
 /// Version of the files.
 const VERSION: u32 = 1;
 /// Longest encoded name that is a file's name as it is.
@@ -95,14 +91,14 @@ enum Place {
 pub(super) struct ContinuityBlocks {
     line: String,
     place: Place,
-    typed_at: Option<Timestamp>,
+    echoes: EchoGuard,
 }
 
 impl ContinuityBlocks {
     /// Notes a text that was typed.
     pub(super) fn on_typed(&mut self, at: Timestamp, text: &str) {
         if text.contains(HEAD) {
-            self.typed_at = Some(at);
+            self.echoes.on_typed(at);
         }
     }
 
@@ -134,7 +130,7 @@ impl ContinuityBlocks {
     }
 
     fn on_line(&mut self, at: Timestamp, line: &str) -> Option<ContinuityRequest> {
-        let is_echo = self.typed_at.is_some_and(|typed_at| at < typed_at + ECHO_TIME);
+        let is_echo = self.echoes.is_echo_possible(at);
         if line.trim_start().starts_with(NEXT) {
             let ended = self.finish();
             if line.trim() == HEAD && !is_echo {

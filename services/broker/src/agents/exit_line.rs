@@ -1,13 +1,10 @@
 //! [`ExitLine`]: an agent that prints `/exit` on a line of its own ends on purpose.
 
-use std::time::Duration;
-
 use relay_verification::Timestamp;
 
+use super::echo_guard::EchoGuard;
 use crate::injection::EXIT_WORD;
 
-/// A message with the word must not end the agent by its echo.
-const ECHO_TIME: Duration = Duration::from_secs(60);
 /// Maximum bytes of a line that is compared.
 const MAX_BYTES: usize = 256;
 
@@ -16,13 +13,13 @@ const MAX_BYTES: usize = 256;
 pub(super) struct ExitLine {
     line: String,
     is_too_long: bool,
-    typed_at: Option<Timestamp>,
+    echoes: EchoGuard,
 }
 
 impl ExitLine {
     /// Notes that a text was typed whose echo may hold the line.
     pub(super) fn on_typed(&mut self, at: Timestamp) {
-        self.typed_at = Some(at);
+        self.echoes.on_typed(at);
     }
 
     /// Takes visible output; returns whether it completes the line.
@@ -39,7 +36,7 @@ impl ExitLine {
                 _ => self.is_too_long = true,
             }
         }
-        found && self.typed_at.is_none_or(|typed_at| at >= typed_at + ECHO_TIME)
+        found && !self.echoes.is_echo_possible(at)
     }
 }
 

@@ -7,6 +7,7 @@ mod agent_error;
 mod command;
 mod context_budget;
 mod continuity;
+mod echo_guard;
 mod end;
 mod environment;
 mod exit_line;

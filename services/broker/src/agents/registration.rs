@@ -21,16 +21,15 @@ use crate::{
 /// Pause before the next attempt to bind an agent whose program runs already.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
-/// What a start needs of an agent at the engine.
+/// Identity of an agent that is being started, and its mailbox.
 pub(super) struct IdentifiedAgent {
     pub(super) token: String,
     pub(super) mailbox: Arc<SharedMailbox>,
     pub(super) binding: Arc<AgentBinding>,
-    /// It existed before.
-    pub(super) pre_registered: bool,
 }
 
-/// State of an agent's binding to this node. It ends with the agent, so that a late one hosts nobody.
+/// State of an agent's binding to this node. It ends with the agent, so that a late binding does not host one that has
+/// ended.
 #[derive(Debug)]
 pub(crate) struct AgentBinding(Mutex<BindingState>);
 
@@ -83,14 +82,10 @@ impl AgentBinding {
     }
 }
 
-impl IdentifiedAgent {
-    fn registered(agent: HostedAgent, pre_registered: bool) -> Self {
-        Self {
-            token: agent.token,
-            mailbox: agent.mailbox,
-            binding: AgentBinding::new(BindingState::Bound { agent_id: agent.agent_id }),
-            pre_registered,
-        }
+impl From<HostedAgent> for IdentifiedAgent {
+    fn from(agent: HostedAgent) -> Self {
+        let binding = AgentBinding::new(BindingState::Bound { agent_id: agent.agent_id });
+        Self { token: agent.token, mailbox: agent.mailbox, binding }
     }
 }
 
@@ -104,7 +99,7 @@ impl Spawner {
         had: Vec<String>,
     ) -> Result<IdentifiedAgent, AgentError> {
         let Some(token) = &spec.agent_token else {
-            return Ok(IdentifiedAgent::registered(self.register(spec, had).await?, false));
+            return Ok(self.register(spec, had).await?.into());
         };
         match self.bind_and_host(spec, token, had).await {
             Err(error) if error.is_transient() && source != SpawnSource::Restart => {
@@ -113,10 +108,9 @@ impl Spawner {
                     token: token.clone(),
                     mailbox: Arc::default(),
                     binding: AgentBinding::new(BindingState::Unbound),
-                    pre_registered: true,
                 })
             }
-            outcome => Ok(IdentifiedAgent::registered(outcome?, true)),
+            outcome => Ok(outcome?.into()),
         }
     }
 

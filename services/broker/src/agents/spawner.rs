@@ -100,7 +100,7 @@ impl Spawner {
             false => self.start(&spec, &agent, source).await,
         };
         let StartedAgent { handle, pid, life } = started.inspect_err(|_| self.undo(&spec.name, &agent.binding))?;
-        let pre_registered = agent.pre_registered;
+        let pre_registered = spec.agent_token.is_some();
         let facts = process_facts(&spec, pid);
         services.counters.spawned.fetch_add(1, Ordering::Relaxed);
         metrics::counter!(metric_names::SPAWNS).increment(1);

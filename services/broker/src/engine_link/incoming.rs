@@ -135,7 +135,8 @@ impl Connection<'_> {
     }
 }
 
-/// Reads the reply to the registration of an agent. Some engines leave the name out; another one would host nobody.
+/// Reads the reply to the registration of an agent. Some engines leave the name out. Under another name the agent would
+/// get no messages.
 fn read_registered(name: &str, data: Value) -> Result<RegisteredAgent, String> {
     // A derived implementation takes a list of the values as well.
     let fields = serde_json::from_value::<Map<String, Value>>(data);

@@ -202,6 +202,21 @@ mod tests {
     }
 
     #[test]
+    fn a_known_id_stays_when_a_program_is_started_again_unbound() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state.json");
+        let (roster, _) = Roster::open(path.clone()).expect("a roster");
+        let unbound = || AgentRecord { agent_id: String::new(), ..record(1) };
+        roster.put("ada", unbound()).expect("an agent");
+        roster.set_agent_id("ada", "8".to_owned()).expect("an id");
+        roster.put("ada", unbound()).expect("the agent again");
+        roster.set_agent_id("nobody", "9".to_owned()).expect("no change");
+        let (_, previous) = Roster::open(path).expect("a roster");
+        assert_eq!(previous.agents["ada"].agent_id, "8");
+        assert_eq!(previous.agents.len(), 1);
+    }
+
+    #[test]
     fn a_task_stays_typed_in_a_session_that_is_resumed() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("state.json");

@@ -12,7 +12,7 @@ pub(super) const LARGE: usize = 900 << 10;
 /// Levels that a JSON parser must not follow by recursion.
 const DEPTH: usize = 10_000;
 
-/// Whether a frame is read without a field.
+/// Need of a frame for a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
     Needed,
