@@ -150,17 +150,22 @@ WITH written AS (
                              caller_id, caller_name, input, status, attempt, node_id, provider, dispatched_at,
                              reserves, tells_caller, due_at, unreachable_since, durable, placements, created_at,
                              target_provider, only_capacity)
-    SELECT w, i, a, c, h, t, k, n, x::json, s, e, o, p, CASE WHEN o IS NULL THEN NULL ELSE z END,
-           r, l, d, u, y, q::json, z, f, oc
+    SELECT workspace_id, invocation_id, action_name, capability, handler_agent_id, target_node_id,
+           caller_id, caller_name, input::json, status, attempt, node_id, provider,
+           CASE WHEN node_id IS NOT NULL THEN created_at END,
+           reserves, tells_caller, due_at, unreachable_since, durable, placements::json, created_at,
+           target_provider, only_capacity
       FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bigint[],
                   $8::text[], $9::text[], $10::text[], $11::int[], $12::text[], $13::text[], $14::bool[],
                   $15::bool[], $16::timestamptz[], $17::timestamptz[], $18::bool[], $19::text[],
                   $20::timestamptz[], $21::text[], $22::bool[])
-           AS v (w, i, a, c, h, t, k, n, x, s, e, o, p, r, l, d, u, y, q, z, f, oc)
+           AS v (workspace_id, invocation_id, action_name, capability, handler_agent_id, target_node_id, caller_id,
+                 caller_name, input, status, attempt, node_id, provider, reserves, tells_caller, due_at,
+                 unreachable_since, durable, placements, created_at, target_provider, only_capacity)
     ON CONFLICT (workspace_id, invocation_id) DO NOTHING
     RETURNING 1
 ), made AS MATERIALIZED (
-    SELECT e.* FROM unnest($23::bigint[], $24::bigint[], $25::text[]) AS e (workspace_id, n, events)
+    SELECT e.* FROM unnest($23::bigint[], $24::bigint[], $25::text[]) AS e (workspace_id, event_count, events)
      WHERE (SELECT count(*) FROM written) >= 0
 ), ",
     appended_events!("$26", "$27"),

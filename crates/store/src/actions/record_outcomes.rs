@@ -93,7 +93,7 @@ const DONE: &str = concatcp!(
 /// statement need not know before what it ends.
 const RECORDED: &str = concatcp!(
     r#", made AS MATERIALIZED (
-    SELECT workspace_id, count(*) AS n, '[' || string_agg(
+    SELECT workspace_id, count(*) AS event_count, '[' || string_agg(
                format('{"t":"action.%1$s","a":%2$s,"d":{"invocation_id":"inv_%3$s","action_name":%4$s,'
                       '"status":"%1$s","output":%5$s,"error":%6$s}}',
                       status, coalesce(caller_id::text, 'null'), invocation_id, to_json(action_name),
@@ -117,7 +117,8 @@ SELECT ord, coalesce(v.is_open_release, false) AS is_open_release, postponed.ord
   FROM valid v
   FULL JOIN postponed USING (ord)
   LEFT JOIN done i USING (ord)
-  LEFT JOIN (SELECT workspace_id, next_seq - n AS first_seq, watched FROM made JOIN raised USING (workspace_id)) AS e
+  LEFT JOIN (SELECT workspace_id, next_seq - event_count AS first_seq, watched
+               FROM made JOIN raised USING (workspace_id)) AS e
        ON e.workspace_id = i.workspace_id
   LEFT JOIN delivered d ON d.workspace_id = i.workspace_id AND d.source_id = i.invocation_id
  ORDER BY v.workspace_id, v.invocation_id"

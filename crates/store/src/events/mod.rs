@@ -56,35 +56,36 @@ pub(crate) fn status_event(agent: AgentId, name: &str, status: AgentStatus) -> E
 /// Stored form of an event. Short keys, because every event of a workspace is stored.
 #[derive(Serialize, Deserialize)]
 struct StoredEvent {
-    t: Cow<'static, str>,
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "as_number::option")]
-    c: Option<ChannelId>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    n: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    v: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "as_number::option")]
-    a: Option<AgentId>,
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "as_number::option")]
-    m: Option<MessageId>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    d: Option<Value>,
+    #[serde(rename = "t")]
+    kind: Cow<'static, str>,
+    #[serde(rename = "c", default, skip_serializing_if = "Option::is_none", with = "as_number::option")]
+    channel_id: Option<ChannelId>,
+    #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
+    channel_name: Option<String>,
+    #[serde(rename = "v", default, skip_serializing_if = "Option::is_none")]
+    conversation_id: Option<String>,
+    #[serde(rename = "a", default, skip_serializing_if = "Option::is_none", with = "as_number::option")]
+    agent_id: Option<AgentId>,
+    #[serde(rename = "m", default, skip_serializing_if = "Option::is_none", with = "as_number::option")]
+    message_id: Option<MessageId>,
+    #[serde(rename = "d", default, skip_serializing_if = "Option::is_none")]
+    data: Option<Value>,
 }
 
 impl From<&Event> for StoredEvent {
     fn from(event: &Event) -> Self {
-        let (m, d) = match &event.body {
+        let (message_id, data) = match &event.body {
             EventBody::Message(id) => (Some(*id), None),
             EventBody::Data(data) => (None, Some(data.clone())),
         };
         Self {
-            t: event.kind.clone(),
-            c: event.channel_id,
-            n: event.channel_name.clone(),
-            v: event.conversation_id.clone(),
-            a: event.agent_id,
-            m,
-            d,
+            kind: event.kind.clone(),
+            channel_id: event.channel_id,
+            channel_name: event.channel_name.clone(),
+            conversation_id: event.conversation_id.clone(),
+            agent_id: event.agent_id,
+            message_id,
+            data,
         }
     }
 }
@@ -97,18 +98,18 @@ struct LoggedEvent(Event);
 impl TryFrom<StoredEvent> for LoggedEvent {
     type Error = &'static str;
 
-    fn try_from(kept: StoredEvent) -> Result<Self, Self::Error> {
-        let body = match (kept.m, kept.d) {
+    fn try_from(stored: StoredEvent) -> Result<Self, Self::Error> {
+        let body = match (stored.message_id, stored.data) {
             (Some(id), _) => EventBody::Message(id),
             (None, Some(data)) => EventBody::Data(data),
             (None, None) => return Err("an event has neither a message nor data"),
         };
         Ok(Self(Event {
-            kind: kept.t,
-            channel_id: kept.c,
-            channel_name: kept.n,
-            conversation_id: kept.v,
-            agent_id: kept.a,
+            kind: stored.kind,
+            channel_id: stored.channel_id,
+            channel_name: stored.channel_name,
+            conversation_id: stored.conversation_id,
+            agent_id: stored.agent_id,
             body,
         }))
     }
@@ -129,21 +130,21 @@ pub(crate) async fn append(
     recorded.pop().ok_or_else(|| StoreError::unavailable("recording events"))
 }
 
-/// CTEs that number the events of `made` (workspace_id, n, events), which the caller defines, and store them. `raised` has
-/// the counters, which stay locked until the commit.
+/// CTEs that number the events of `made` (workspace_id, event_count, events), which the caller defines, and store them.
+/// `raised` has the counters, which stay locked until the commit.
 macro_rules! appended_events {
     ($at:literal, $day:literal) => {
         const_format::concatcp!(
             "raised AS (
     INSERT INTO event_heads AS h (workspace_id, next_seq)
-    SELECT workspace_id, 1 + n FROM made ORDER BY workspace_id
+    SELECT workspace_id, 1 + event_count FROM made ORDER BY workspace_id
     ON CONFLICT (workspace_id) DO UPDATE SET next_seq = h.next_seq + excluded.next_seq - 1
     RETURNING workspace_id, next_seq, watched_until > relay_now() AS watched
 ), logged AS (
     INSERT INTO event_log (workspace_id, last_seq, created_on, first_seq, created_at, events)
     SELECT workspace_id, r.next_seq - 1, ",
             $day,
-            ", r.next_seq - m.n, ",
+            ", r.next_seq - m.event_count, ",
             $at,
             ", m.events::json
       FROM made m JOIN raised r USING (workspace_id)
@@ -155,11 +156,11 @@ pub(crate) use appended_events;
 
 /// End of a statement with [`appended_events!`]: the first seq of each workspace, and whether it is watched.
 pub(crate) const NUMBERED: &str =
-    " SELECT workspace_id, next_seq - n, watched FROM made JOIN raised USING (workspace_id)";
+    " SELECT workspace_id, next_seq - event_count, watched FROM made JOIN raised USING (workspace_id)";
 
 const APPEND: &str = const_format::concatcp!(
     "WITH made AS (
-         SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS e (workspace_id, n, events)
+         SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS e (workspace_id, event_count, events)
      ), ",
     appended_events!("$4", "$5"),
     NUMBERED

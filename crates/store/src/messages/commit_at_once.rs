@@ -87,9 +87,11 @@ WITH placed AS MATERIALIZED (
     ON CONFLICT (batch_id) DO NOTHING RETURNING batch_id
 ), claimed AS (
     INSERT INTO idempotency_keys (workspace_id, key_hash, fingerprint, status, response, created_at)
-    SELECT w, h, f, 201, r::jsonb, relay_now()
-      FROM unnest($17::bigint[], $18::bytea[], $19::bytea[], $20::text[]) AS n (w, h, f, r) CROSS JOIN opened
-     ORDER BY w, h
+    SELECT workspace_id, key_hash, fingerprint, 201, response::jsonb, relay_now()
+      FROM unnest($17::bigint[], $18::bytea[], $19::bytea[], $20::text[])
+           AS k (workspace_id, key_hash, fingerprint, response)
+     CROSS JOIN opened
+     ORDER BY workspace_id, key_hash
     ON CONFLICT (workspace_id, key_hash) DO NOTHING RETURNING 1
 ), ready AS MATERIALIZED (
     SELECT 1 / ((SELECT count(*) FROM claimed) = cardinality($17))::int AS ready FROM opened
@@ -97,19 +99,24 @@ WITH placed AS MATERIALIZED (
     SELECT p.* FROM placed p CROSS JOIN ready
 ), stored_rows AS (
     SELECT s.*
-      FROM (SELECT unnest($25::bigint[]) AS w, unnest($26::bigint[]) AS m, unnest($27::date[]) AS d,
-                   unnest($28::bigint[]) AS c, unnest($29::bigint[]) AS a, unnest($30::text[]) AS n,
-                   unnest($31::text[]) AS t, unnest($32::bigint[]) AS h, unnest($33::text[]) AS x,
-                   unnest($34::text[]) AS b, unnest($35::text[]) AS e, unnest($36::text[]) AS f,
-                   unnest($37::text[]) AS p, unnest($38::text[]) AS o, unnest($39::text[]) AS y,
-                   unnest($40::timestamptz[]) AS z, unnest($41::text[]) AS q) AS s
+      FROM (SELECT unnest($25::bigint[]) AS workspace_id, unnest($26::bigint[]) AS message_id,
+                   unnest($27::date[]) AS created_on, unnest($28::bigint[]) AS channel_id,
+                   unnest($29::bigint[]) AS agent_id, unnest($30::text[]) AS agent_name,
+                   unnest($31::text[]) AS agent_type, unnest($32::bigint[]) AS thread_id,
+                   unnest($33::text[]) AS text, unnest($34::text[]) AS blocks, unnest($35::text[]) AS metadata,
+                   unnest($36::text[]) AS attachments, unnest($37::text[]) AS mentions,
+                   unnest($38::text[]) AS mode, unnest($39::text[]) AS content_type,
+                   unnest($40::timestamptz[]) AS created_at, unnest($41::text[]) AS traceparent) AS s
      CROSS JOIN ready
 ), attached_rows AS (
-    SELECT f.* FROM unnest($42::bigint[], $43::bigint[], $44::bigint[], $45::date[]) AS f (w, f, m, d) CROSS JOIN ready
+    SELECT f.*
+      FROM unnest($42::bigint[], $43::bigint[], $44::bigint[], $45::date[])
+           AS f (workspace_id, file_id, message_id, created_on)
+     CROSS JOIN ready
 ), ",
     written_rows!(),
     ", made AS MATERIALIZED (
-    SELECT e.* FROM unnest($46::bigint[], $47::bigint[], $48::text[]) AS e (workspace_id, n, events) CROSS JOIN ready
+    SELECT e.* FROM unnest($46::bigint[], $47::bigint[], $48::text[]) AS e (workspace_id, event_count, events) CROSS JOIN ready
      WHERE (SELECT count(*) FROM bumped) + (SELECT count(*) FROM delivered)
            + (SELECT count(*) FROM stored) + (SELECT count(*) FROM attached)
            + (SELECT count(*) FROM in_session) >= 0
@@ -120,7 +127,7 @@ SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq, node_id, provide
        NULL::bigint AS workspace_id, NULL::bigint AS first_seq, NULL::boolean AS watched
   FROM fitted
  UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, NULL, workspace_id, next_seq - n, watched FROM made JOIN raised USING (workspace_id)"
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, workspace_id, next_seq - event_count, watched FROM made JOIN raised USING (workspace_id)"
 );
 
 impl Store {

@@ -202,9 +202,10 @@ async fn claim_keys(
     // An expired key that pruning has not removed yet is overwritten.
     let claimed: Vec<(WorkspaceId, Vec<u8>)> = sqlx::query_as(
         "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
-         SELECT w, h, f, 201, r::jsonb, relay_now()
-           FROM unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::text[]) AS n (w, h, f, r)
-          ORDER BY w, h
+         SELECT workspace_id, key_hash, fingerprint, 201, response::jsonb, relay_now()
+           FROM unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::text[])
+                AS n (workspace_id, key_hash, fingerprint, response)
+          ORDER BY workspace_id, key_hash
          ON CONFLICT (workspace_id, key_hash) DO UPDATE
             SET fingerprint = excluded.fingerprint, response = excluded.response,
                 status = excluded.status, created_at = excluded.created_at

@@ -80,17 +80,19 @@ macro_rules! written_rows {
     INSERT INTO messages (workspace_id, message_id, created_on, channel_id, agent_id, agent_name,
                           agent_type, thread_id, text, blocks, metadata, attachments, mentions, mode,
                           content_type, created_at, traceparent)
-    SELECT w, m, d, c, a, n, t, h, x, b::json, e::json, f::json, string_to_array(p, ' '), o, y, z, q
+    SELECT workspace_id, message_id, created_on, channel_id, agent_id, agent_name,
+           agent_type, thread_id, text, blocks::json, metadata::json, attachments::json,
+           string_to_array(mentions, ' '), mode, content_type, created_at, traceparent
       FROM stored_rows
     RETURNING 1
 ), attached AS (
     INSERT INTO file_attachments (workspace_id, file_id, message_id, created_on)
-    SELECT w, f, m, d FROM attached_rows
+    SELECT workspace_id, file_id, message_id, created_on FROM attached_rows
     RETURNING 1
 ), in_session AS (
     INSERT INTO session_messages (workspace_id, session_ref, message_id, created_on)
-    SELECT s.w, author.session_ref, s.m, s.d
-      FROM stored_rows s JOIN agents author ON author.workspace_id = s.w AND author.agent_id = s.a
+    SELECT s.workspace_id, author.session_ref, s.message_id, s.created_on
+      FROM stored_rows s JOIN agents author USING (workspace_id, agent_id)
      WHERE author.session_ref IS NOT NULL AND author.binding_id IS NOT NULL AND author.deleted_at IS NULL
     RETURNING 1
 )"
@@ -112,9 +114,12 @@ WITH want AS (
       FROM unnest($12::bigint[], $13::bigint[], $14::date[], $15::bigint[], $16::bigint[], $17::text[],
                   $18::text[], $19::bigint[], $20::text[], $21::text[], $22::text[], $23::text[],
                   $24::text[], $25::text[], $26::text[], $27::timestamptz[], $28::text[])
-           AS s (w, m, d, c, a, n, t, h, x, b, e, f, p, o, y, z, q)
+           AS s (workspace_id, message_id, created_on, channel_id, agent_id, agent_name, agent_type, thread_id,
+                 text, blocks, metadata, attachments, mentions, mode, content_type, created_at, traceparent)
 ), attached_rows AS (
-    SELECT * FROM unnest($29::bigint[], $30::bigint[], $31::bigint[], $32::date[]) AS f (w, f, m, d)
+    SELECT *
+      FROM unnest($29::bigint[], $30::bigint[], $31::bigint[], $32::date[])
+           AS f (workspace_id, file_id, message_id, created_on)
 ), ",
     written_rows!(),
     "

@@ -25,9 +25,12 @@ macro_rules! insert_attempts {
         concat!(
             "INSERT INTO delivery_attempts ",
             attempt_columns!(),
-            "SELECT w, a, s, i, (t AT TIME ZONE 'UTC')::date, n, t, l, c, b, e
+            "SELECT workspace_id, agent_id, seq, attempt_id, (attempted_at AT TIME ZONE 'UTC')::date, node_id,
+                    attempted_at, latency_ms, status, answer, error
                FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[], $6::timestamptz[],
-                           $7::int[], $8::smallint[], $9::bytea[], $10::text[]) AS k (w, a, s, i, n, t, l, c, b, e)",
+                           $7::int[], $8::smallint[], $9::bytea[], $10::text[])
+                    AS k (workspace_id, agent_id, seq, attempt_id, node_id, attempted_at,
+                          latency_ms, status, answer, error)",
             $rest
         )
     };

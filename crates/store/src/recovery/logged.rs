@@ -89,16 +89,20 @@ SELECT k.ord, EXISTS (SELECT FROM deliveries d
 const MESSAGES: &str = "
 INSERT INTO messages (workspace_id, message_id, created_on, channel_id, agent_id, agent_name, agent_type, thread_id,
                       text, blocks, metadata, attachments, mentions, mode, created_at)
-SELECT DISTINCT ON (s.w, s.m) s.w, s.m, s.d, c.channel_id, s.a, s.n, a.type, s.h, s.x, s.b::json, s.e::json, s.f::json,
-       string_to_array(s.p, ' '), s.o, s.z
+SELECT DISTINCT ON (s.workspace_id, s.message_id)
+       s.workspace_id, s.message_id, s.created_on, c.channel_id, s.agent_id, s.agent_name, a.type, s.thread_id,
+       s.text, s.blocks::json, s.metadata::json, s.attachments::json, string_to_array(s.mentions, ' '), s.mode,
+       s.created_at
   FROM unnest($1::bigint[], $2::bigint[], $3::date[], $4::bigint[], $5::text[], $6::bigint[], $7::text[], $8::bigint[],
               $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::timestamptz[])
-       AS s (w, m, d, c, v, a, n, h, x, b, e, f, p, o, z)
-  JOIN channels c ON c.workspace_id = s.w
+       AS s (workspace_id, message_id, created_on, channel_id, conversation_id, agent_id, agent_name, thread_id,
+             text, blocks, metadata, attachments, mentions, mode, created_at)
+  JOIN channels c ON c.workspace_id = s.workspace_id
    AND c.channel_id = coalesce((SELECT v.channel_id FROM channels v
-                                 WHERE v.workspace_id = s.w AND v.conversation_id = s.v), s.c)
-  JOIN agents a ON a.workspace_id = s.w AND a.agent_id = s.a
- ORDER BY s.w, s.m
+                                 WHERE v.workspace_id = s.workspace_id AND v.conversation_id = s.conversation_id),
+                               s.channel_id)
+  JOIN agents a ON a.workspace_id = s.workspace_id AND a.agent_id = s.agent_id
+ ORDER BY s.workspace_id, s.message_id
     ON CONFLICT DO NOTHING";
 
 /// Joins logged deliveries (`k`) with their sources, as far as these exist after [`MESSAGES`].
