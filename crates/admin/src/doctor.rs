@@ -289,21 +289,16 @@ fn nats_findings(health: &NatsHealth) -> Vec<Finding> {
     ));
     for stream in &health.streams {
         let Some(found) = &stream.found else { continue };
-        findings.push(checked(
-            "jetstream republish",
-            found.republishes,
-            Verdict::Warn,
-            format!(
-                "{}: {}",
-                stream.name,
-                if found.republishes {
-                    "on"
-                } else {
-                    "off: events, and deliveries to gateways of the version before, are late"
-                }
-            ),
-            "remove the stream; gateways recreate it",
-        ));
+        if stream.republishes {
+            let state = if found.republishes { "on" } else { "off: observers get events late" };
+            findings.push(checked(
+                "jetstream republish",
+                found.republishes,
+                Verdict::Warn,
+                format!("{}: {state}", stream.name),
+                "remove the stream; gateways recreate it",
+            ));
+        }
         findings.push(checked(
             "jetstream bounds",
             found.max_age == stream.max_age && found.max_bytes == stream.max_bytes,
@@ -448,8 +443,9 @@ mod tests {
             messages: 0,
             bytes: 0,
         };
-        let with = |found| StreamHealth { name: "RELAY_DELIVERIES", max_age, max_bytes, found };
+        let with = |found| StreamHealth { name: "RELAY_EVENTS", max_age, max_bytes, republishes: true, found };
         let stream = |replicas, current| with(Some(found(replicas, current)));
+        let silent = with(Some(FoundStream { republishes: false, ..found(3, 3) }));
         let unbounded = |max_age, max_bytes| with(Some(FoundStream { max_age, max_bytes, ..found(3, 3) }));
         let good = NatsHealth {
             version: "2.15.1".into(),
@@ -468,6 +464,7 @@ mod tests {
             ("jetstream copies", Verdict::Warn, NatsHealth { streams: vec![stream(1, 1)], ..good.clone() }),
             ("jetstream copies", Verdict::Warn, NatsHealth { streams: vec![stream(3, 2)], ..good.clone() }),
             ("jetstream streams", Verdict::Warn, NatsHealth { streams: vec![with(None)], ..good.clone() }),
+            ("jetstream republish", Verdict::Warn, NatsHealth { streams: vec![silent], ..good.clone() }),
             (
                 "jetstream bounds",
                 Verdict::Warn,

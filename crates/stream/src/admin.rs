@@ -5,7 +5,12 @@ use std::time::Duration;
 use async_nats::jetstream;
 use relay_domain::WorkspaceScope;
 
-use crate::{NatsServers, StreamError, StreamResult, connection::STREAMS, recovery::find_stream, subjects};
+use crate::{
+    NatsServers, StreamError, StreamResult,
+    connection::{STREAMS, StreamSpec},
+    recovery::find_stream,
+    subjects,
+};
 
 /// Timeout of one request to NATS.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,6 +41,8 @@ pub struct StreamHealth {
     pub max_age: Duration,
     /// Expected storage reservation, in bytes.
     pub max_bytes: i64,
+    /// `true` if the stream has to republish stored messages.
+    pub republishes: bool,
     /// Actual state; `None` when the stream does not exist.
     pub found: Option<FoundStream>,
 }
@@ -84,7 +91,7 @@ pub async fn inspect(servers: &NatsServers) -> StreamResult<NatsHealth> {
             return Ok(health);
         }
     }
-    for (name, _, max_age, max_bytes) in STREAMS {
+    for StreamSpec { name, max_age, max_bytes, republishes, .. } in STREAMS {
         let found = context.get_stream(name).await.ok().map(|stream| {
             let info = stream.cached_info();
             let followers = info
@@ -101,7 +108,7 @@ pub async fn inspect(servers: &NatsServers) -> StreamResult<NatsHealth> {
                 bytes: info.state.bytes,
             }
         });
-        health.streams.push(StreamHealth { name, max_age, max_bytes, found });
+        health.streams.push(StreamHealth { name, max_age, max_bytes, republishes, found });
     }
     Ok(health)
 }
@@ -113,8 +120,8 @@ pub async fn inspect(servers: &NatsServers) -> StreamResult<NatsHealth> {
 pub async fn purge_workspace(servers: &NatsServers, scope: WorkspaceScope) -> StreamResult<u64> {
     let (_client, context) = connect(servers).await?;
     let mut purged = 0;
-    for ((name, ..), subject) in STREAMS.iter().zip(subjects::workspace_filters(scope)) {
-        let Some(stream) = find_stream(&context, name).await? else { continue };
+    for (spec, subject) in STREAMS.iter().zip(subjects::workspace_filters(scope)) {
+        let Some(stream) = find_stream(&context, spec.name).await? else { continue };
         let answer = stream.purge().filter(subject).await.map_err(StreamError::from_nats("purging a stream"))?;
         purged += answer.purged;
     }

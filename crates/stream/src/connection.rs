@@ -31,10 +31,33 @@ const EVENTS_MAX_BYTES: i64 = 1 << 30;
 /// Metadata key of the delivery stream: everything that Postgres holds has been published again.
 pub(crate) const REBUILT: &str = "relay-rebuilt";
 
-/// Name, subjects, retention and storage limit of each stream: deliveries, then events.
-pub(crate) const STREAMS: [(&str, &str, Duration, i64); 2] = [
-    ("RELAY_DELIVERIES", subjects::LOG_WILDCARD, LOG_MAX_AGE, LOG_MAX_BYTES),
-    ("RELAY_EVENTS", subjects::EVENTS_WILDCARD, EVENTS_MAX_AGE, EVENTS_MAX_BYTES),
+/// Definition of a stream.
+pub(crate) struct StreamSpec {
+    pub(crate) name: &'static str,
+    pub(crate) subjects: &'static str,
+    pub(crate) max_age: Duration,
+    pub(crate) max_bytes: i64,
+    /// `true` if NATS publishes each stored message again under [`subjects::LIVE_PREFIX`], for live tails.
+    pub(crate) republishes: bool,
+}
+
+/// All streams: deliveries, then events.
+pub(crate) const STREAMS: [StreamSpec; 2] = [
+    StreamSpec {
+        name: "RELAY_DELIVERIES",
+        subjects: subjects::LOG_WILDCARD,
+        max_age: LOG_MAX_AGE,
+        max_bytes: LOG_MAX_BYTES,
+        // Live copies go from gateway to gateway; republishing takes a third of the time that NATS needs for a delivery.
+        republishes: false,
+    },
+    StreamSpec {
+        name: "RELAY_EVENTS",
+        subjects: subjects::EVENTS_WILDCARD,
+        max_age: EVENTS_MAX_AGE,
+        max_bytes: EVENTS_MAX_BYTES,
+        republishes: true,
+    },
 ];
 
 /// Checks the syntax of a NATS URL, or of several separated by commas, without connecting.
@@ -234,24 +257,16 @@ impl Stream {
     /// If JetStream is unavailable, or cannot provide the replicas or the storage; the caller retries.
     pub async fn ensure_streams(&self, replicas: u8) -> StreamResult<bool> {
         let mut rebuilt = false;
-        for (nth, (name, subjects, max_age, max_bytes)) in STREAMS.into_iter().enumerate() {
-            let metadata = self.ensure_stream(name, subjects, max_age, max_bytes, replicas).await?;
+        for (nth, spec) in STREAMS.into_iter().enumerate() {
+            let metadata = self.ensure_stream(spec, replicas).await?;
             rebuilt |= nth == 0 && metadata.contains_key(REBUILT);
         }
         Ok(rebuilt)
     }
 
-    /// Creates or updates a stream over `subjects` that republishes stored messages: events for their tails, deliveries for
-    /// gateways of the version before.
-    async fn ensure_stream(
-        &self,
-        name: &str,
-        subjects: &str,
-        max_age: Duration,
-        max_bytes: i64,
-        replicas: u8,
-    ) -> StreamResult<HashMap<String, String>> {
-        let found = self.jetstream.get_stream(name).await.ok();
+    /// Creates or updates a stream. Returns the metadata that it had.
+    async fn ensure_stream(&self, spec: StreamSpec, replicas: u8) -> StreamResult<HashMap<String, String>> {
+        let found = self.jetstream.get_stream(spec.name).await.ok();
         // A stream that does not exist yet has none.
         let mut metadata = found.map(|stream| stream.cached_info().config.metadata.clone()).unwrap_or_default();
         // Drop the keys that NATS adds itself, otherwise the update is refused.
@@ -259,17 +274,17 @@ impl Stream {
         let kept = metadata.clone();
         self.jetstream
             .create_or_update_stream(jetstream::stream::Config {
-                name: name.to_owned(),
-                subjects: vec![subjects.to_owned()],
-                max_age,
-                max_bytes,
+                name: spec.name.to_owned(),
+                subjects: vec![spec.subjects.to_owned()],
+                max_age: spec.max_age,
+                max_bytes: spec.max_bytes,
                 num_replicas: replicas.into(),
                 discard: jetstream::stream::DiscardPolicy::Old,
                 duplicate_window: Duration::from_secs(120),
                 allow_direct: true,
-                republish: Some(jetstream::stream::Republish {
-                    source: subjects.to_owned(),
-                    destination: format!("{}{subjects}", subjects::LIVE_PREFIX),
+                republish: spec.republishes.then(|| jetstream::stream::Republish {
+                    source: spec.subjects.to_owned(),
+                    destination: format!("{}{}", subjects::LIVE_PREFIX, spec.subjects),
                     headers_only: false,
                 }),
                 metadata,

@@ -4,7 +4,7 @@
 //! for its sockets. A copy may be lost, late or for a socket that is elsewhere by now: its receiver compares the seq,
 //! and reads Postgres.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use async_nats::{HeaderMap, Message, Subscriber};
 use bytes::Bytes;
@@ -66,10 +66,12 @@ struct EncodedCopy<'a> {
     workspace: WorkspaceId,
     agent: AgentId,
     seq: Seq,
-    id: String,
-    location: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    traceparent: Option<String>,
+    #[serde(borrow)]
+    id: Cow<'a, str>,
+    #[serde(borrow)]
+    location: Cow<'a, str>,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    traceparent: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     epoch: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,9 +87,9 @@ impl<'a> EncodedCopy<'a> {
             workspace: frame.scope.workspace_id(),
             agent: frame.agent_id,
             seq: frame.seq,
-            id: frame.delivery_id.clone(),
-            location: frame.location.clone(),
-            traceparent: frame.traceparent.clone(),
+            id: Cow::Borrowed(&frame.delivery_id),
+            location: Cow::Borrowed(&frame.location),
+            traceparent: frame.traceparent.as_deref().map(Cow::Borrowed),
             epoch: frame.epoch,
             expires_at_ms: frame.expires_at_ms,
             frame: frame.body.as_deref().and_then(|body| serde_json::from_slice(body).ok()),
@@ -101,10 +103,10 @@ impl<'a> EncodedCopy<'a> {
         }
         let frame = LiveFrame {
             seq: self.seq,
-            delivery_id: self.id,
-            location: self.location,
+            delivery_id: self.id.into_owned(),
+            location: self.location.into_owned(),
             body: self.frame.map(|frame| Bytes::copy_from_slice(frame.get().as_bytes())),
-            traceparent: self.traceparent,
+            traceparent: self.traceparent.map(Cow::into_owned),
             epoch: self.epoch,
             expires_at_ms: self.expires_at_ms,
         };

@@ -34,11 +34,11 @@ pub enum LogKind {
 
 impl LogKind {
     const fn name(self) -> &'static str {
-        STREAMS[self as usize].0
+        STREAMS[self as usize].name
     }
 
     const fn subjects(self) -> &'static str {
-        STREAMS[self as usize].1
+        STREAMS[self as usize].subjects
     }
 }
 

@@ -10,7 +10,7 @@ use relay_domain::{
 pub(crate) const LOG_WILDCARD: &str = "d.>";
 /// Subjects of the event stream.
 pub(crate) const EVENTS_WILDCARD: &str = "e.>";
-/// Prefix of the subjects on which stored events are republished, and deliveries for gateways of the version before.
+/// Prefix of the subjects on which stored events are republished.
 pub(crate) const LIVE_PREFIX: &str = "live.";
 /// Prefix of the subjects of live copies for one gateway.
 const COPIES: &str = "relay.live";

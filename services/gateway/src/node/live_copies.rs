@@ -46,12 +46,17 @@ impl Registry {
                 continue;
             };
             let handles = maps.serving_connections(scope, agent, &frame.location);
-            if handles.is_empty() {
-                unrouted.push((scope, agent));
-            }
-            for handle in handles {
+            let mut add = |handle: &Handle, frame| {
                 let routed = routed.entry(handle.id).or_insert_with(|| (handle.clone(), scope, Vec::new()));
-                routed.2.push((agent, frame.clone()));
+                routed.2.push((agent, frame));
+            };
+            // Nearly always one connection, which takes the frame without a clone.
+            match handles.split_last() {
+                Some((last, others)) => {
+                    others.iter().for_each(|handle| add(handle, frame.clone()));
+                    add(last, frame);
+                }
+                None => unrouted.push((scope, agent)),
             }
         }
         drop(maps);

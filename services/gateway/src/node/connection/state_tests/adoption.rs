@@ -7,7 +7,7 @@ use super::{
         effects::Input,
         jobs::{Job, JobResult, Read},
     },
-    Action,
+    Action, CopyChoice,
     world::{Peer, World},
 };
 
@@ -29,7 +29,7 @@ fn a_copy_between_the_read_of_a_position_and_the_route_is_not_left_to_a_comparis
     world.act(Action::FinishJob(0));
     world.serve_after(|world| {
         world.act(Action::Post(0));
-        world.act(Action::Live { agent: 0, copy: 0, again: false });
+        world.act(Action::Live(vec![CopyChoice { agent: 0, copy: 0, again: false }]));
     });
     world.act(Action::Advance(NO_COPY_WAIT_MS));
     world.act(Action::FinishJob(0));

@@ -22,12 +22,8 @@ const RECOVERY_EPOCH: i64 = 2;
 enum Action {
     /// A message is committed for an agent; its live copy waits.
     Post(usize),
-    /// A waiting live copy arrives; it may stay, and arrive again.
-    Live {
-        agent: usize,
-        copy: usize,
-        again: bool,
-    },
+    /// Waiting live copies arrive together.
+    Live(Vec<CopyChoice>),
     LoseLive(usize),
     /// A copy arrives whose delivery was lost in a recovery; its number is the next one.
     LostLive(usize),
@@ -54,12 +50,28 @@ enum Action {
     TakenOver,
 }
 
+/// Waiting live copy of an agent.
+#[derive(Debug, Clone)]
+struct CopyChoice {
+    agent: usize,
+    copy: usize,
+    /// It stays, and may arrive again.
+    again: bool,
+}
+
+fn copy_choice() -> impl Strategy<Value = CopyChoice> {
+    (0..3_usize, 0..9_usize, prop::bool::weighted(0.1)).prop_map(|(agent, copy, again)| CopyChoice {
+        agent,
+        copy,
+        again,
+    })
+}
+
 fn action() -> impl Strategy<Value = Action> {
     let agent = 0..3_usize;
     prop_oneof![
         20 => agent.clone().prop_map(Action::Post),
-        20 => (agent.clone(), 0..9_usize, prop::bool::weighted(0.1))
-            .prop_map(|(agent, copy, again)| Action::Live { agent, copy, again }),
+        20 => prop::collection::vec(copy_choice(), 1..6).prop_map(Action::Live),
         3 => agent.clone().prop_map(Action::LoseLive),
         2 => agent.clone().prop_map(Action::LostLive),
         1 => agent.clone().prop_map(Action::MovedLive),

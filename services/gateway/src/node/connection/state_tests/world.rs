@@ -14,7 +14,7 @@ use relay_engine::{
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Action, RECOVERY_EPOCH, live};
+use super::{Action, CopyChoice, RECOVERY_EPOCH, live};
 use crate::node::{
     connection::{
         control::{Outcome, ProviderBinding, RequestEffect},
@@ -378,7 +378,7 @@ impl World {
                 mailbox.head += 1;
                 mailbox.copies.push(mailbox.head);
             }
-            Action::Live { agent, copy, again } => self.receive_copy(self.agent(agent), copy, again),
+            Action::Live(choices) => self.receive_copies(&choices),
             Action::LoseLive(index) => {
                 self.mailbox(self.agent(index)).copies.pop();
             }
@@ -431,14 +431,22 @@ impl World {
         }
     }
 
-    fn receive_copy(&mut self, agent: AgentId, copy: usize, again: bool) {
-        let mailbox = self.mailbox(agent);
-        if mailbox.copies.is_empty() {
-            return;
+    /// One message to the gateway brings copies of several agents, those of one agent in any order.
+    fn receive_copies(&mut self, choices: &[CopyChoice]) {
+        let mut received = Vec::new();
+        for choice in choices {
+            let agent = self.agent(choice.agent);
+            let mailbox = self.mailbox(agent);
+            if mailbox.copies.is_empty() {
+                continue;
+            }
+            let index = choice.copy % mailbox.copies.len();
+            let seq = if choice.again { mailbox.copies[index] } else { mailbox.copies.remove(index) };
+            received.push((agent, live(agent, seq, "here")));
         }
-        let index = copy % mailbox.copies.len();
-        let seq = if again { mailbox.copies[index] } else { mailbox.copies.remove(index) };
-        self.step(Input::Live(vec![(agent, live(agent, seq, "here"))]));
+        if !received.is_empty() {
+            self.step(Input::Live(received));
+        }
     }
 
     fn report_positions(&mut self) {
