@@ -88,6 +88,8 @@ WITH free AS MATERIALIZED (
 SELECT seq, claim_count, leased_until FROM leased ORDER BY seq"
 );
 
+// The lease of a deferred delivery has ended, but its row stays: the deferral alone says when it is available. A time in
+// the past would make a waiting claim ask again at once.
 const NEXT_AVAILABLE: &str = formatcp!(
     "
 SELECT least(
@@ -96,7 +98,7 @@ SELECT least(
     (SELECT min(l.leased_until) FROM delivery_claims l
       WHERE l.workspace_id = $1 AND l.agent_id = $2 AND l.seq > $3
         AND NOT EXISTS (SELECT FROM delivery_exceptions x
-                         WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq = l.seq AND x.state <> {DEFERRED})))"
+                         WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq = l.seq)))"
 );
 
 impl Store {

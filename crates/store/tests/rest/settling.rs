@@ -1,9 +1,13 @@
 use chrono::{TimeDelta, Utc};
 use relay_domain::{
-    AgentId, DeliveryId, SourceId,
+    AgentId, ClaimId, DeliveryId, SourceId,
     mailboxes::{DeliveryReport, delivery::DeliveryState},
 };
-use relay_store::{ReportOutcome, events::Event};
+use relay_store::{
+    ReportOutcome,
+    events::Event,
+    mailboxes::claims::{ClaimOutcome, NewClaim},
+};
 
 use crate::fixture::Database;
 
@@ -154,6 +158,26 @@ async fn lists_show_each_row_in_its_state_oldest_first() {
             assert!(status.is_none_or(|status| status == state), "{seq} is {state}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_claimed_delivery_that_was_deferred_is_available_when_its_deferral_ends() {
+    let db = mailbox_of(&[600]).await;
+    db.run(
+        "INSERT INTO nodes (workspace_id, node_id, name, kind, created_at)
+         SELECT workspace_id, 'queue', 'queue', 'poll', now() FROM agents WHERE name = 'ada';
+         UPDATE agents SET node_id = 'queue' WHERE name = 'ada'",
+    )
+    .await;
+    let (scope, ada) = Database::mailbox(ADA);
+    let lease = std::time::Duration::from_secs(60);
+    let claim = |id| NewClaim { agent: ada, token_generation: 1, claim_id: ClaimId::new(id), limit: 10, lease };
+    let ClaimOutcome::Claimed(claimed) = db.store.claim_deliveries(scope, claim(1)).await.unwrap() else { panic!() };
+    assert_eq!(claimed.len(), 1);
+    db.report(1, defer()).await;
+    let ClaimOutcome::Empty { next_at } = db.store.claim_deliveries(scope, claim(2)).await.unwrap() else { panic!() };
+    let seconds = (next_at.unwrap() - db.now).num_seconds();
+    assert!((20..=60).contains(&seconds), "{seconds}");
 }
 
 #[tokio::test]

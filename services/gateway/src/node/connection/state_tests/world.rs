@@ -431,22 +431,16 @@ impl World {
         }
     }
 
-    /// One message to the gateway brings copies of several agents, those of one agent in any order.
     fn receive_copies(&mut self, choices: &[CopyChoice]) {
         let mut received = Vec::new();
         for choice in choices {
             let agent = self.agent(choice.agent);
-            let mailbox = self.mailbox(agent);
-            if mailbox.copies.is_empty() {
-                continue;
-            }
-            let index = choice.copy % mailbox.copies.len();
-            let seq = if choice.again { mailbox.copies[index] } else { mailbox.copies.remove(index) };
+            let copies = &mut self.mailbox(agent).copies;
+            let Some(index) = choice.copy.checked_rem(copies.len()) else { continue };
+            let seq = if choice.again { copies[index] } else { copies.remove(index) };
             received.push((agent, live(agent, seq, "here")));
         }
-        if !received.is_empty() {
-            self.step(Input::Live(received));
-        }
+        self.step(Input::Live(received));
     }
 
     fn report_positions(&mut self) {
