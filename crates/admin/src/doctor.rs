@@ -67,6 +67,7 @@ const MIN_PARTITION_DAYS: i64 = 3;
 #[expect(clippy::disallowed_methods, reason = "this machine's clock is one of the things to examine")]
 pub async fn examine(installation: &Installation) -> Vec<Finding> {
     let mut findings = security_findings(installation);
+    // One connection: the checks run one after the other, and must also work when connections are scarce.
     match Store::connect(&installation.database_url, 1) {
         Err(error) => findings.push(failed("postgres", error_chain(&error), "correct DATABASE_URL")),
         Ok(store) => match store.database_health().await {
@@ -79,6 +80,7 @@ pub async fn examine(installation: &Installation) -> Vec<Finding> {
                 match store.schema_state().await {
                     Ok(state) => {
                         findings.extend(schema_findings(&state));
+                        // An older schema may lack the tables of these checks.
                         if state.applied >= Some(state.known) {
                             findings
                                 .extend(recovery::examine(&store, &installation.nats, &installation.secret_keys).await);
@@ -93,6 +95,7 @@ pub async fn examine(installation: &Installation) -> Vec<Finding> {
         Ok(health) => findings.extend(nats_findings(&health)),
         Err(error) => findings.push(Finding {
             check: "nats",
+            // Not a failure: messages are accepted and delivered without NATS.
             verdict: Verdict::Warn,
             found: error_chain(&error),
             fix: Some("start NATS, or correct NATS_URL; until then delivery goes on from Postgres, later"),
@@ -265,6 +268,7 @@ fn nats_findings(health: &NatsHealth) -> Vec<Finding> {
             found: error.clone(),
             fix: Some("start nats-server with JetStream (-js), and allow the account to use it"),
         });
+        // The streams cannot be read without JetStream.
         return findings;
     }
     let wanted: i64 = health.streams.iter().map(|stream| stream.max_bytes).sum();

@@ -78,6 +78,7 @@ impl Admin {
         mut each: impl FnMut(&ExportedRow<'_>) -> std::io::Result<()>,
     ) -> EngineResult<()> {
         self.store.is_deleted(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))?;
+        // The store returns errors of its own type only, so the error of the writer is kept here.
         let mut wrote = Ok(());
         let outcome = self
             .store
@@ -133,12 +134,14 @@ impl Admin {
             let removed = self
                 .store
                 .erase_workspace(scope, |done, of| {
+                    // Later rounds find little, and would set the progress back to the start.
                     if round == 0 {
                         each(done, of);
                     }
                 })
                 .await?;
             let nothing = removed.iter().all(|table| table.rows == 0);
+            // Rounds are added up, so that the report has one line for each table.
             for table in removed {
                 match erased.iter_mut().find(|known| known.table == table.table) {
                     Some(known) => known.rows += table.rows,
@@ -161,11 +164,13 @@ impl Admin {
             self.store.count_rows_left(scope).await?.into_iter().map(LeftoverCount::from).collect();
         let looked_at = proof.len();
         proof.extend([jetstream, files]);
+        // A place that could not be checked has no number and keeps the row, so that the command can be repeated.
         if proof.iter().all(|place| place.table == WORKSPACES_TABLE || place.rows == Some(0)) {
             erased.push(TableRowCount {
                 table: WORKSPACES_TABLE.to_owned(),
                 rows: self.store.erase_own_row(scope).await?,
             });
+            // Read again instead of trusting the count, as for the other tables.
             let own = u64::from(self.store.is_deleted(scope).await?.is_some());
             for place in proof.iter_mut().filter(|place| place.table == WORKSPACES_TABLE) {
                 place.rows = Some(own);

@@ -109,11 +109,13 @@ impl Admin {
     /// # Errors
     /// When the name is unknown, or several have it.
     pub async fn find_workspace(&self, id_or_name: &str) -> EngineResult<WorkspaceScope> {
+        // The id first: a workspace may have a number as its name.
         if let Ok(scope) = id_or_name.parse().map(WorkspaceScope::from_engine_row)
             && self.store.is_deleted(scope).await?.is_some()
         {
             return Ok(scope);
         }
+        // Names are not unique, and the deleted workspaces are listed too.
         let named = self.store.workspace_summaries(Some(id_or_name), WorkspaceId::new(0), 1000).await?;
         let mut living = named.iter().filter(|workspace| workspace.deleted_at.is_none());
         match (living.next(), living.next()) {
@@ -154,6 +156,7 @@ impl Admin {
             key: hash,
             general: ChannelId::new(ids.next_id()),
         };
+        // Without an owner and an idempotency key there is no other outcome.
         self.store.create_workspace(&new, None).await?;
         Ok(WorkspaceWithKey { workspace_id, key })
     }
@@ -177,6 +180,7 @@ impl Admin {
     /// When the text is no token.
     pub async fn revoke_token(&self, token: &str) -> EngineResult<Option<RevokedToken>> {
         let kind = TokenKind::from_prefix(token).ok_or(EngineError::Unauthenticated(BadCredential::TokenFormat))?;
+        // Most have no row with their hash: they are signed, and end by an override.
         if kind == TokenKind::Observer {
             return Err(EngineError::invalid_request(
                 "observer tokens are revoked over the API: DELETE /v1/observer-tokens/:id",
@@ -190,6 +194,7 @@ impl Admin {
     /// # Errors
     /// When the range is too long for its granularity.
     pub async fn usage(&self, scope: WorkspaceScope, query: UsageQuery) -> EngineResult<UsageReport> {
+        // The clock of Postgres, since this machine may be set wrongly.
         relay_engine::workspaces::usage::usage_report(&self.store, scope, query, self.store.now().await?).await
     }
 

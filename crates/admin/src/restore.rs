@@ -48,10 +48,13 @@ impl Admin {
         let keys = load_frame_keys(&self.store, configured).await?;
         let stream = Stream::connect(nats, process_identity(owner, keys)).await?;
         let since = Instant::now();
+        // Not an error yet: the examination then fails with the reason of NATS.
         while !stream.is_up() && since.elapsed() < NATS_TIMEOUT {
             tokio::time::sleep(POLL_EVERY).await;
         }
         let repair = DatabaseRepair::without_engine(&self.store, &stream, &ids);
+        // Read before the lock: if another process finishes a repair in between, this one repeats it, which assigns no
+        // number twice.
         let database: DatabaseState = self.store.database_state().await?;
         let found = repair.examine(&database).await?;
         let recovered_before = database.recovered_at;

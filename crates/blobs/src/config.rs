@@ -55,6 +55,7 @@ pub(crate) fn open_bucket(config: &S3Config) -> BlobResult<Arc<dyn ObjectStore>>
         .with_bucket_name(&config.bucket)
         .with_client_options(ClientOptions::new().with_allow_http(plain).with_timeout(ANSWER_TIMEOUT))
         .with_retry(RetryConfig { max_retries: RETRIES, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() });
+    // After the environment, so that configured values override it.
     if let Some(endpoint) = &config.endpoint {
         builder = builder.with_endpoint(endpoint);
     }

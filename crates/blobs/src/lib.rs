@@ -88,12 +88,14 @@ impl Blobs {
     /// If the storage is unavailable.
     pub async fn delete(&self, key: BlobKey) -> BlobResult<()> {
         match self.store().await?.delete(&key.path()).await {
+            // A removal that was interrupted before its row was deleted is repeated.
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(BlobError::from_storage("deleting")(error)),
         }
     }
 
     async fn store(&self) -> BlobResult<Arc<dyn ObjectStore>> {
+        // A failure leaves the cell empty, so that the next call opens the storage again.
         self.inner.store.get_or_try_init(|| async { open_store(&self.inner.config) }).await.cloned()
     }
 }

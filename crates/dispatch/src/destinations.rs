@@ -92,6 +92,7 @@ impl Destinations {
         let wait = host.wait(now).max(all.wait(now));
         if wait > max_wait {
             metrics::counter!(metric_names::DESTINATION_DEFERRALS).increment(1);
+            // Both accounts queue the call, and the later turn counts: it needs room in both.
             return Err(host.defer(now, cost).max(all.defer(now, cost / HOSTS_PER_FAMILY)).min(MAX_PAUSE));
         }
         host.take(now, cost);
@@ -108,6 +109,7 @@ impl Destinations {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         let by_bytes = Duration::from_micros(bytes.saturating_mul(1_000_000) / self.config.byte_rate.max(1));
         let by_calls = Duration::from_secs(1) / self.config.call_rate.max(1);
+        // Each worker has an equal part of the rate, so a call takes as many times more of it.
         by_bytes.max(by_calls).saturating_mul(self.workers.load(Relaxed))
     }
 }
@@ -139,6 +141,8 @@ impl Pace {
     /// Returns the pause of a call that is not taken. Its turn is after those that were deferred before.
     fn defer(&mut self, now: Instant, cost: Duration) -> Duration {
         let turn = self.deferred_until.max(self.busy_until);
+        // Bounded: a long queue would push the turns of later calls beyond any useful pause. Calls at the end share a
+        // turn.
         self.deferred_until = (turn + cost).min(now + BURST + MAX_PAUSE);
         turn.saturating_duration_since(now).saturating_sub(BURST)
     }

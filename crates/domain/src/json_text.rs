@@ -50,6 +50,7 @@ impl JsonText {
     /// Returns whether the value is `null`.
     #[must_use]
     pub fn is_null(&self) -> bool {
+        // The text is compact: here and below, its first byte tells the type of the value.
         self.get() == "null"
     }
 

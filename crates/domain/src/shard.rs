@@ -13,6 +13,7 @@ pub const SHARDS: u16 = 64;
 pub fn agent_shard(workspace: WorkspaceId, agent: AgentId) -> u16 {
     let mut hash = mix(workspace.get().cast_unsigned()) ^ agent.get().cast_unsigned();
     hash = mix(hash);
+    // Cannot fail: the remainder is below `SHARDS`.
     u16::try_from(hash % u64::from(SHARDS)).unwrap_or(0)
 }
 

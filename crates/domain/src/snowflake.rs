@@ -19,6 +19,7 @@ impl SnowflakeGenerator {
     /// Creates a generator for a leased worker number below [`WORKERS`].
     #[must_use]
     pub fn new(worker: u16) -> Self {
+        // A larger number would reach into the bits of the time.
         Self { worker: worker % WORKERS, last_ms: 0, next_in_ms: 0 }
     }
 
@@ -35,6 +36,7 @@ impl SnowflakeGenerator {
             self.last_ms += 1;
             self.next_in_ms = 0;
         }
+        // 41 bits of time, which last until 2094, then 10 of the worker and 12 of the counter.
         let id = (self.last_ms << 22) | (i64::from(self.worker) << 12) | i64::from(self.next_in_ms);
         self.next_in_ms += 1;
         id
@@ -54,6 +56,7 @@ pub const fn first_id_at(ms: i64) -> i64 {
     if since < 0 {
         0
     } else if since > i64::MAX >> 22 {
+        // The shift would overflow.
         i64::MAX
     } else {
         since << 22

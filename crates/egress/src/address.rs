@@ -61,6 +61,7 @@ const METADATA_V6: [Ipv6Addr; 2] =
 
 /// Multicast, and the IANA registry of special-purpose IPv4 addresses that are not globally reachable.
 const SPECIAL_V4: [(Ipv4Net, BlockedReason); 17] = [
+    // A connection to 0.0.0.0 leads to this host.
     (v4(0, 0, 0, 0, 8), BlockedReason::Loopback),
     (v4(10, 0, 0, 0, 8), BlockedReason::Private),
     (v4(100, 64, 0, 0, 10), BlockedReason::CarrierGrade),
@@ -91,6 +92,7 @@ const NAT64: Ipv6Net = v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
 const GLOBAL: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 
 /// Special ranges of IPv6, inside and outside of [`GLOBAL`].
+// The first range that contains an address gives the reason, so narrow ranges precede the wide ones around them.
 const SPECIAL_V6: [(Ipv6Net, BlockedReason); 13] = [
     (v6([0, 0, 0, 0, 0, 0, 0, 0], 127), BlockedReason::Loopback),
     // Mapped (RFC 4291), translated (RFC 2765), compatible (deprecated), local NAT64 prefixes (RFC 8215).
@@ -120,6 +122,7 @@ pub fn blocked_reason(address: IpAddr) -> Option<BlockedReason> {
 }
 
 fn judge_v4(address: Ipv4Addr) -> Option<BlockedReason> {
+    // Before the ranges, some of which contain these addresses with a less precise reason.
     if METADATA_V4.contains(&address) {
         return Some(BlockedReason::Metadata);
     }

@@ -166,9 +166,12 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
     ) -> Result<(http::response::Parts, Bytes, bool), Failure> {
         let addresses = self.resolve_checked(tenant, target).await?;
         let mut request = build_request(target, headers, body);
+        // An idle connection to any of the addresses saves the round trips of a new one.
         for address in &addresses {
             let place = PoolKey { is_https: target.is_https, host: target.host.clone(), address: *address };
+            // Each turn takes a connection out of the pool, so the loop ends.
             while let Some(mut connection) = self.pool.take(&place) {
+                // Closed by the endpoint while it was idle. Nothing was sent.
                 if connection.ready().await.is_err() {
                     continue;
                 }
@@ -183,6 +186,7 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
             }
         }
         let (place, mut connection) = self.connect(target, &addresses).await?;
+        // Not repeated after a failure: the endpoint may have received the request.
         let response = connection.send_request(request).await.map_err(classify_error)?;
         self.read_answer(response, place, connection).await
     }
@@ -197,6 +201,7 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
         if addresses.is_empty() {
             return Err(Failure::Connect(io::Error::new(io::ErrorKind::NotFound, "the host has no address")));
         }
+        // After the check: a blocked address beyond the limit refuses the host as well.
         addresses.truncate(self.limits.addresses);
         Ok(addresses.into_iter().map(|address| SocketAddr::new(address, target.port)).collect())
     }
@@ -204,6 +209,7 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
     async fn connect(&self, target: &Target, addresses: &[SocketAddr]) -> Result<(PoolKey, Connection), Failure> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for address in addresses {
+            // One deadline for each address: a dead one must not use up the time of the whole call.
             match timeout(self.limits.connect_timeout, self.connector.connect(*address)).await {
                 Ok(Ok(stream)) => {
                     let place = PoolKey { is_https: target.is_https, host: target.host.clone(), address: *address };
@@ -234,6 +240,7 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut builder = http1::Builder::new();
+        // hyper has no limit for the head itself; a head must fit into the read buffer.
         builder.max_buf_size(self.limits.head_bytes);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(classify_error)?;
         // Ends when the sender is dropped or the peer closes; errors surface with the answer.
@@ -253,13 +260,16 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
         let (head, mut body) = response.into_parts();
         let mut read = BytesMut::new();
         while let Some(frame) = body.frame().await {
+            // Trailers have no meaning here.
             let Ok(data) = frame.map_err(classify_error)?.into_data() else { continue };
             let room = self.limits.body_bytes - read.len();
             read.extend_from_slice(&data[..data.len().min(room)]);
+            // The connection is dropped, because the rest may have no end.
             if data.len() > room {
                 return Ok((head, read.freeze(), true));
             }
         }
+        // After a 101 the connection may speak another protocol than HTTP.
         if head.status != StatusCode::SWITCHING_PROTOCOLS {
             self.pool.keep(place, connection);
         }
@@ -268,6 +278,7 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
 }
 
 fn build_request(target: &Target, mut headers: HeaderMap, body: Bytes) -> Request<Full<Bytes>> {
+    // These decide where a request ends. With a tenant's own ones, an endpoint or a proxy could see a second request.
     for of_the_connection in [
         header::CONNECTION,
         header::CONTENT_LENGTH,

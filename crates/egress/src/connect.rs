@@ -25,6 +25,7 @@ impl Connect for TcpConnector {
 
     async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
         let stream = TcpStream::connect(address).await?;
+        // A request is small and then waits for its answer: Nagle's algorithm would only delay it.
         stream.set_nodelay(true)?;
         Ok(stream)
     }

@@ -33,6 +33,7 @@ impl FromStr for AllowRule {
             return Ok(Self::Net(address.into()));
         }
         match Target::parse(&format!("https://{text}/")) {
+            // The host must be the whole text: a port or a path in a rule would be ignored silently.
             Ok(target) if text.eq_ignore_ascii_case(&target.host) => Ok(Self::Host(target.host)),
             _ => Err(format!("\"{text}\" is neither a host, an address nor a network")),
         }
@@ -67,6 +68,7 @@ impl Policy {
             return Ok(target);
         }
         match target.literal {
+            // Before the scheme is checked: an allowed address may also be called over http.
             Some(address) if self.allows_address(address) => return Ok(target),
             Some(address) => self.check_address(address)?,
             None if is_private_name(&target.host) && !self.allows_loopback_name(&target.host) => {

@@ -52,6 +52,7 @@ impl Pool {
     /// Starts a task that ends with the pool at the latest.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        // The set keeps tasks that have ended until they are joined.
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task);
     }
@@ -66,6 +67,7 @@ impl Pool {
         }
         let (connection, since) = taken?;
         idle.count -= 1;
+        // If the newest one has expired, all others have.
         (since.elapsed() < IDLE_FOR && !connection.is_closed()).then_some(connection)
     }
 
@@ -81,6 +83,7 @@ impl Pool {
         }
         connections.push((connection, Instant::now()));
         idle.count += 1;
+        // Under the lock that the sweep ends with (`close_old`): no connection is kept without a sweep.
         if !std::mem::replace(&mut idle.is_swept, true) {
             self.spawn(sweep(Arc::downgrade(self)));
         }
@@ -104,6 +107,7 @@ impl Pool {
 }
 
 /// Closes expired connections periodically until the pool is empty.
+// A weak reference: a sweep that sleeps does not keep a dropped pool and its connections.
 async fn sweep(pool: Weak<Pool>) {
     loop {
         tokio::time::sleep(SWEEP_INTERVAL).await;

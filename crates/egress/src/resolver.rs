@@ -84,6 +84,7 @@ impl Resolve for SystemResolver {
             Ok(Err(error)) => lookup_error(error),
             Err(_) => io::ErrorKind::TimedOut.into(),
         };
+        // A resolver that is busy itself says nothing about the name.
         if found.kind() != io::ErrorKind::ResourceBusy {
             self.failures.insert(host.to_owned(), found.kind());
         }
@@ -97,6 +98,7 @@ fn dns_resolver(name_servers: &[SocketAddr]) -> TokioResolver {
     let own = |servers: &[SocketAddr]| {
         let servers = servers.iter().map(|address| {
             let mut server = NameServerConfig::udp_and_tcp(address.ip());
+            // The constructor sets the default port.
             server.connections.iter_mut().for_each(|connection| connection.port = address.port());
             server
         });
@@ -110,6 +112,7 @@ fn dns_resolver(name_servers: &[SocketAddr]) -> TokioResolver {
         own(name_servers)
     };
     let options: &mut ResolverOpts = builder.options_mut();
+    // Both versions: a host is judged by all its addresses, and can be reached over either.
     options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
     options.positive_max_ttl = Some(MAX_TTL);
     options.negative_max_ttl = Some(FAILURE_TTL);
@@ -158,6 +161,7 @@ impl Turns {
         let (own, all) = (self.share(tenant), Arc::clone(&self.all));
         // Its own first: a tenant at its limit holds nothing of the others.
         let turn = async { Some([own.acquire_owned().await.ok()?, all.acquire_owned().await.ok()?]) };
+        // The semaphores are never closed, so only the timeout yields none.
         let turn = timeout(self.wait, turn).await.ok().flatten();
         turn.ok_or_else(|| io::Error::new(io::ErrorKind::ResourceBusy, "the name server is busy"))
     }

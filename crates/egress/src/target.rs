@@ -100,6 +100,7 @@ impl Target {
         // Any spelling that the parser had to normalise (decimal, octal, hex, short, wide, escaped) is refused.
         let literal = match url.host().ok_or(Refusal::Host)? {
             Host::Ipv4(address) if address.to_string() == host => Some(IpAddr::V4(address)),
+            // Spellings of IPv6 addresses are not compared: all parsers read them alike, and the value is judged.
             Host::Ipv6(address) if host.strip_prefix('[').is_some_and(|inner| inner.ends_with(']')) => {
                 Some(IpAddr::V6(address))
             }
@@ -139,6 +140,7 @@ fn split_port(authority: &str) -> Result<(&str, Option<u16>), Refusal> {
         return Ok((host, None));
     }
     let digits = port.strip_prefix(':').ok_or(Refusal::Host)?;
+    // `parse` accepts a sign, and some parsers read a leading zero as octal.
     let is_plain = !digits.is_empty() && !digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit());
     let number = digits.parse().ok().filter(|_| is_plain).ok_or(Refusal::Port)?;
     Ok((host, Some(number)))

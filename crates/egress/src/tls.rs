@@ -8,6 +8,7 @@ use tokio_rustls::TlsConnector;
 
 pub(crate) fn connector() -> TlsConnector {
     let mut roots = RootCertStore::empty();
+    // Certificates that cannot be read are left out: a broken one of the machine must not prevent all calls.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if roots.is_empty() {
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
@@ -17,6 +18,7 @@ pub(crate) fn connector() -> TlsConnector {
     // Fails only for a provider without cipher suites for a version; ring has suites for both.
     let builder = versions.expect("ring speaks TLS 1.2 and 1.3");
     let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    // The only version of HTTP that the client speaks.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     TlsConnector::from(Arc::new(config))
 }

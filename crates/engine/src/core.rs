@@ -113,6 +113,7 @@ impl Core {
     pub(crate) fn announce(&self, announcement: impl Into<Announcement>) {
         let announcement = announcement.into();
         let events = announcement.event_count();
+        // A change without events has a record as well, without a number.
         if events == 0 {
             return;
         }

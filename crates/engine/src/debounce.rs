@@ -24,6 +24,7 @@ impl<K: Eq + Hash + Send + Sync + 'static, N> DebouncedNotes<K, N> {
 
     /// Adds a note, unless the subject has a recent one. One that finds no room is dropped, and the next call adds it.
     pub(crate) fn add(&self, subject: K, note: impl FnOnce() -> N) {
+        // Two calls at once may both add a note, which does no harm.
         if !self.noted.contains_key(&subject) && self.notes.try_send(note()).is_ok() {
             self.noted.insert(subject, ());
         }

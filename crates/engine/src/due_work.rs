@@ -91,6 +91,7 @@ impl DueWork {
 
     /// Wakes the loops that an outcome concerns. Those that wait for something else sleep on.
     fn publish(&self, outcome: ReadOutcome) {
+        // A loop looks at the last outcome before it waits, so an equal one need not wake it.
         self.last_read.send_if_modified(|last| {
             let is_new = *last != outcome;
             *last = outcome;
@@ -128,6 +129,7 @@ pub(crate) async fn run(engine: Weak<Inner>) {
         };
         tokio::time::sleep(every).await;
         let Some(inner) = engine.upgrade() else { return };
+        // Cloned: a borrow that lasts over the read would block loops that begin to watch.
         let kinds = wanted.borrow().kinds.clone();
         match inner.due_work.record_read(inner.core.store.due_work(&kinds)).await {
             Ok(()) => is_failing = false,

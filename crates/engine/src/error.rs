@@ -400,6 +400,7 @@ impl EngineError {
 impl From<StoreError> for EngineError {
     fn from(error: StoreError) -> Self {
         match error {
+            // Another epoch: nothing was done, and the process serves again after its recovery.
             StoreError::Unavailable { .. } | StoreError::OtherEpoch { .. } => Self::Unavailable(error),
             // Lost against other transactions: nothing was done, and the next attempt will most likely succeed.
             StoreError::Aborted { .. } => Self::Overloaded,

@@ -44,6 +44,7 @@ impl FairPermits {
     pub(crate) async fn acquire(&self, family: FamilyId, timeout: Duration) -> Option<FairPermit> {
         let tenant = self.tenants.get_with(family, || Arc::new(Semaphore::new(self.share)));
         let acquired = async {
+            // In this order: a family that waits for its own share holds no permit of the process meanwhile.
             let own = tenant.acquire_owned().await.ok()?;
             let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
             Some(FairPermit { _own: own, _permit: permit })

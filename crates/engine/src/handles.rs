@@ -194,6 +194,7 @@ impl Inner {
             events: Events {
                 core: core.clone(),
                 stream: stream.clone(),
+                // The cache of `Messages`, so that a hint about members invalidates it once.
                 audiences: Arc::clone(&audiences),
                 feeds: Arc::default(),
                 large_frames: events::large_frames(),

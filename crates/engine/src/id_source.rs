@@ -38,6 +38,7 @@ impl WorkerNumber {
     /// # Errors
     /// If Postgres is unavailable, or the number is lost and all others are in use.
     pub(crate) async fn renew(&self, store: &Store, ids: &IdSource) -> EngineResult<()> {
+        // Copied, so that the lock is not held over the statements.
         let number = *self.number.lock().unwrap_or_else(PoisonError::into_inner);
         if !store.renew_worker_id(number, &self.owner, WORKER_LEASE_SECONDS).await? {
             let fresh = store.lease_worker_id(&self.owner, WORKER_LEASE_SECONDS).await?;

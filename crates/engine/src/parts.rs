@@ -108,10 +108,13 @@ impl Core {
         F: Future<Output = EngineResult<Vec<T>>> + Send + 'static,
     {
         let mut left = VecDeque::from(rows);
+        // The first part is read before there is a response, so that its failure still has a status.
         let (keys, bytes) = take_part(&mut left);
+        // Memory first: a slow client may hold it for long, and nothing that waits for it may hold a permit.
         let memory = self.reserve_answer(scope, bytes).await?;
         let permit = self.acquire_read_permit(scope, bytes).await?;
         let rows = if keys.is_empty() { Vec::new() } else { read(keys).await? };
+        // The rows only need memory from here on; the client may take them slowly.
         drop(permit);
         Ok(self.continue_parts(scope, Part { rows, memory }, left, read))
     }

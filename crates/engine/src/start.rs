@@ -82,6 +82,7 @@ impl Engine {
         wait_for_schema(&store).await?;
         let worker = wait_for_worker(&store, &owner).await?;
         let ids = Arc::new(IdSource::new(worker.unsigned_abs()));
+        // Before the first id is drawn: by the host's own clock it would not sort among those of other processes.
         ids.synchronize(&store).await?;
         let secrets = Arc::new(wait_for_secrets(&store, &config.secret_keys).await?);
         let clock = Arc::clone(&ids);
@@ -113,9 +114,11 @@ impl Engine {
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);
         let engine = Self { inner: Arc::new(inner) };
 
+        // Weak: the tasks must not keep the engine alive, whose end is their signal to return.
         let weak = || Arc::downgrade(&engine.inner);
         let hints = || Arc::downgrade(&engine.inner.core.hints);
         tasks.spawn("hint-sender", hints::forward_to_nats(stream.clone(), hint_queue));
+        // Subscribed before the receiver starts, so that it misses no hint.
         tasks.spawn("hint-handler", hints::handle_hints(weak(), engine.hints().subscribe()));
         tasks.spawn("hint-receiver", hints::receive_remote(hints(), stream.clone(), None));
         let claim_waits = Arc::downgrade(&engine.inner.mailboxes.claim_waits);
@@ -171,6 +174,7 @@ async fn maintain_streams(engine: std::sync::Weak<Inner>, stream: Stream, replic
             }
             tokio::time::sleep(RETRY_AFTER).await;
         };
+        // A stream that is new, or was never filled, lacks what Postgres has until it is rebuilt from there.
         if let (false, Some(inner)) = (rebuilt, engine.upgrade()) {
             inner.recovery.state.log_recreated();
         }

@@ -85,6 +85,7 @@ impl PtyHost {
     pub async fn spawn(&self, request: SpawnRequest) -> Result<(Terminal, EventStream), PtyError> {
         let (sender, receiver) = oneshot::channel();
         let inner = self.inner.clone();
+        // A task of its own: a caller that is cancelled during the start would leave a program without any handle.
         self.inner.run(async move {
             let (claim, claimed) = oneshot::channel();
             let started = inner.start(request).await;
@@ -123,6 +124,7 @@ impl PtyHost {
     /// Ends all terminals together and every orphan of theirs, and starts no more. After it, no process that descends
     /// from a terminal is left, except those in the report.
     pub async fn shutdown(&self, grace: Duration) -> Result<EndReport, PtyError> {
+        // Waits for a start that is in progress, so that its terminal is among the running ones below.
         *self.inner.stopping.lock().await = true;
         let deadline = Instant::now() + grace;
         let mut ends = JoinSet::new();
@@ -131,6 +133,7 @@ impl PtyHost {
             let trees = self.inner.trees.clone();
             ends.spawn(async move { trees.end_terminal(&shared, grace).await });
         }
+        // At the same time as the terminals above, so that all of them share one grace.
         let mut killed = self.inner.trees.end(&Selection::Orphans, deadline).await?.killed;
         while let Some(ended) = ends.join_next().await {
             killed += ended.map_err(|failed| PtyError::ProcessTable(io::Error::other(failed)))??.killed;
@@ -171,6 +174,7 @@ impl Inner {
         let driver = Driver::new(shared.clone(), root, master, events, self.settings.limits.write_stall);
         let registration = Registration { trees: self.trees.clone(), shared: shared.clone() };
         self.run(async move {
+            // The task owns the registration, so that a panic or an abort of the driver removes the terminal as well.
             driver.run().await;
             drop(registration);
         });
@@ -180,6 +184,7 @@ impl Inner {
     /// Runs a task that ends with the host.
     fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = lock(&self.tasks);
+        // Ended tasks are removed here; otherwise the set would grow with each terminal ever started.
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {
                 tracing::error!(%error, "a terminal's task failed, its events have ended");
@@ -212,6 +217,7 @@ struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        // A driver that was aborted has not closed it; callers that wait for their writes would wait for ever.
         self.shared.queue.close();
         self.trees.remove(self.shared.tree.root);
     }

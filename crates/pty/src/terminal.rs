@@ -136,6 +136,7 @@ impl Terminal {
     pub fn resize(&self, size: TerminalSize) -> Result<(), PtyError> {
         let mut display = lock(&self.shared.display);
         let master = display.master.as_ref().ok_or(PtyError::Ended)?;
+        // The window first: if the kernel refuses, the screen keeps the size that the program still sees.
         linux::set_size(master.get_ref(), size).map_err(PtyError::Terminal)?;
         display.screen.resize(size);
         Ok(())
@@ -231,6 +232,7 @@ impl Shared {
     }
 
     pub(crate) fn set_ended(&self, exit: Exit) {
+        // Not `send`, which stores nothing while there is no receiver.
         self.lifecycle.send_replace(Lifecycle::Ended(exit));
     }
 
@@ -247,6 +249,7 @@ impl Shared {
         let ended = lifecycle.wait_for(|state| *state != Lifecycle::Running).await.map(|state| *state);
         match ended {
             Ok(Lifecycle::Ended(exit) | Lifecycle::Reaped(exit)) => exit,
+            // Cannot happen: the wait ends with another state, and the sender lives as long as `self`.
             Ok(Lifecycle::Running) | Err(_) => Exit::Unknown,
         }
     }

@@ -47,6 +47,7 @@ where
 {
     let measured = |metadata: &Metadata<'_>, _: &Context<'_, S>| is_report(metadata) && COST.try_with(|_| ()).is_ok();
     let filter = dynamic_filter_fn(measured)
+        // Statements are asked about at each event: whether one counts depends on the task, not on the callsite.
         .with_callsite_filter(
             |metadata: &'static Metadata<'static>| {
                 if is_report(metadata) { Interest::sometimes() } else { Interest::never() }

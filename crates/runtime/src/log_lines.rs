@@ -61,6 +61,7 @@ fn write_all(mut target: impl Write, entries: &Receiver<Entry>, dropped: &Atomic
         match entry {
             Entry::Line(line) => {
                 let _ = target.write_all(&line);
+                // Reported here and not where lines are dropped, because the queue is full then.
                 let count = dropped.swap(0, Ordering::Relaxed);
                 if count > 0 {
                     let _ = writeln!(target, "{{\"level\":\"WARN\",\"message\":\"{count} log lines were dropped\"}}");

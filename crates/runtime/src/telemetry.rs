@@ -74,6 +74,8 @@ pub fn init_with_format(service_name: &'static str, format: LogFormat, full: Ful
     global::set_text_map_propagator(TraceContextPropagator::new());
     let config = TelemetryConfig::read()?;
     let provider = config.traces.as_ref().map(|target| build_provider(service_name, target)).transpose()?;
+    // Each layer has its own filter: the layer of costs needs the events of statements, which logs and traces leave
+    // out.
     let spans = provider.as_ref().map(|provider| {
         tracing_opentelemetry::layer()
             .with_tracer(provider.tracer("relay"))
@@ -140,6 +142,7 @@ fn build_provider(service_name: &'static str, target: &ExportTarget) -> Result<S
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        // Before the lines, so that its warning is written as well.
         if let Some(provider) = self.provider.take()
             && let Err(error) = provider.shutdown_with_timeout(FLUSH_WITHIN)
         {

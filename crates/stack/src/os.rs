@@ -20,6 +20,7 @@ pub(crate) fn kill9_with_children(pid: u32) -> io::Result<()> {
     // Stopped, it starts no further child.
     kill(pid, libc::SIGSTOP)?;
     for child in children_of(pid)? {
+        // Fails if it has ended since the scan.
         let _ = kill(child, libc::SIGKILL);
     }
     kill(pid, libc::SIGKILL)
@@ -48,6 +49,7 @@ pub(crate) fn raise_open_file_limit() {
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
             limit.rlim_cur = limit.rlim_max;
+            // If this fails, the lower limit stays, and only tests with very many sockets fail.
             libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
         }
     }

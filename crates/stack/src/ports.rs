@@ -26,6 +26,7 @@ impl Port {
             let Ok(reservation) = UdpSocket::bind((Ipv4Addr::LOCALHOST, number)) else {
                 continue;
             };
+            // Other servers of this machine hold ports without a reservation.
             if TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok() {
                 return Ok(Self { number, _reservation: reservation });
             }

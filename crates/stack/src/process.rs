@@ -144,6 +144,7 @@ impl Process {
     /// Sends SIGKILL and waits for the exit.
     pub fn kill9(&self) {
         if let Some(child) = self.slot().as_mut() {
+            // Both fail only for a child that has been reaped already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -223,6 +224,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         if self.spec.last_signal != libc::SIGKILL {
             self.signal(self.spec.last_signal);
+            // A frozen process acts on the signal when it continues.
             self.sigcont();
             let started = Instant::now();
             while self.is_running() && started.elapsed() < Duration::from_secs(5) {
@@ -290,6 +292,7 @@ fn spawn(command: Command) -> io::Result<Child> {
         let (requests, inbox) = sync_channel::<Request>(16);
         let serve = move || {
             for (mut command, reply) in inbox {
+                // The caller waits for the answer, so that it is always received.
                 let _ = reply.send(command.spawn());
             }
         };

@@ -18,6 +18,7 @@ where
     F: FnMut() -> Fut,
     Fut: Future<Output = bool>,
 {
+    // Taken outside the future: `track_caller` does not reach the body of an `async fn`.
     let place = std::panic::Location::caller();
     let mut condition = condition;
     async move {

@@ -59,10 +59,12 @@ fn key_of(row: &PgRow) -> String {
     for column in row.columns().iter().filter(|column| identifies(column.name())).take(MAX_KEY_COLUMNS) {
         let value = match row.try_get::<Option<i64>, _>(column.ordinal()) {
             Ok(number) => number.map(|number| number.to_string()),
+            // A column of another type is left out: a second error must not replace the one that is being reported.
             Err(_) => row.try_get::<Option<String>, _>(column.ordinal()).unwrap_or(None),
         };
         if let Some(value) = value {
             let separator = if key.is_empty() { "" } else { " " };
+            // Writing to a String does not fail.
             let _ = write!(key, "{separator}{}={value}", column.name());
         }
     }

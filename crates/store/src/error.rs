@@ -57,6 +57,7 @@ impl StoreError {
                 Some(code) if code.starts_with("08") => Self::Unavailable { doing, source },
                 _ => Self::Refused { doing, source },
             },
+            // The connection is at fault, not the statement, so another attempt may succeed.
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
             | sqlx::Error::Protocol(_)
@@ -76,6 +77,8 @@ impl StoreError {
     /// [`Self::OutcomeUnknown`].
     pub(crate) fn from_commit(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
         move |source| {
+            // Also for an end that Postgres reported itself: to look up a known outcome costs less than to repeat the
+            // operation.
             let error = Self::from_sqlx(doing)(source);
             if let Self::Unavailable { doing, source } = error { Self::OutcomeUnknown { doing, source } } else { error }
         }

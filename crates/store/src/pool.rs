@@ -119,6 +119,7 @@ impl Store {
     pub fn for_recovery(&self) -> Self {
         let driver = pool_options(UNLIMITED_CONNECTIONS).idle_timeout(UNUSED_AFTER);
         let driver = driver.connect_lazy_with(with_statement_timeout(&self.direct, Duration::ZERO));
+        // A fence of its own, which knows no database: that of the process refuses the one that is to be recovered.
         self.with_pool(ConnectionPool::new(driver, None, Opening::direct(Arc::default())))
     }
 
@@ -263,6 +264,7 @@ fn direct_options(url: &str) -> StoreResult<PgConnectOptions> {
 
 /// Options without the startup parameters that a pooler refuses: it cannot keep them for one client.
 fn pooled_options(url: &str) -> StoreResult<PgConnectOptions> {
+    // The capacity alone would not do: the driver names its statements even without a cache (`UnnamedQuery`).
     Ok(parse_url(url)?.extra_float_digits(None).statement_cache_capacity(0))
 }
 
@@ -272,6 +274,7 @@ fn with_statement_timeout(options: &PgConnectOptions, limit: Duration) -> PgConn
 }
 
 fn pool_options(connections: u32) -> PgPoolOptions {
+    // A request that waits longer for a connection is answered with 503 `database_overloaded`.
     PgPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(3))
 }
 

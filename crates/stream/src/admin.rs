@@ -87,6 +87,7 @@ pub async fn inspect(servers: &NatsServers) -> StreamResult<NatsHealth> {
             health.storage_reserved = account.reserved_storage;
         }
         Err(error) => {
+            // Streams cannot be read without JetStream; the report has the cause.
             health.jetstream_error = Some(error.to_string());
             return Ok(health);
         }
@@ -131,6 +132,7 @@ pub async fn purge_workspace(servers: &NatsServers, scope: WorkspaceScope) -> St
 async fn connect(servers: &NatsServers) -> StreamResult<(async_nats::Client, jetstream::Context)> {
     let (addresses, options) = servers.parse()?;
     let connecting = options.name("relayctl").connection_timeout(ANSWER_TIMEOUT).connect(addresses);
+    // One bound for all servers: the timeout of the client is for each of them.
     let client = match tokio::time::timeout(ANSWER_TIMEOUT, connecting).await {
         Ok(connected) => connected.map_err(StreamError::from_nats("connecting"))?,
         Err(elapsed) => return Err(StreamError { operation: "connecting", source: elapsed.into() }),

@@ -200,6 +200,7 @@ fn handle_event(event: Event, link: &watch::Sender<LinkState>, logged: &Mutex<Op
         Event::ServerError(error) => return log_first_refusal(logged, error.to_string()),
         Event::LameDuckMode | Event::Draining => return,
     };
+    // A connect counts, too: copies that were sent since the disconnect did not arrive.
     link.send_modify(|link| {
         link.is_up = is_up.unwrap_or(link.is_up);
         link.possible_losses += 1;
@@ -234,6 +235,7 @@ impl Stream {
     pub async fn connect(servers: &NatsServers, identity: ProcessIdentity) -> StreamResult<Self> {
         let (link, _) = watch::channel(LinkState::default());
         let client = open(servers, identity.name, link.clone()).await?;
+        // Also bounds the wait of the publisher for an acknowledgement.
         let jetstream = jetstream::context::ContextBuilder::new().timeout(Duration::from_secs(5)).build(client.clone());
         Ok(Self { client, jetstream, link, identity: Arc::new(identity), hints_sent: Arc::default() })
     }
@@ -259,6 +261,7 @@ impl Stream {
         let mut rebuilt = false;
         for (nth, spec) in STREAMS.into_iter().enumerate() {
             let metadata = self.ensure_stream(spec, replicas).await?;
+            // Only the delivery stream is rebuilt.
             rebuilt |= nth == 0 && metadata.contains_key(REBUILT);
         }
         Ok(rebuilt)
@@ -268,6 +271,7 @@ impl Stream {
     async fn ensure_stream(&self, spec: StreamSpec, replicas: u8) -> StreamResult<HashMap<String, String>> {
         let found = self.jetstream.get_stream(spec.name).await.ok();
         // A stream that does not exist yet has none.
+        // After a failed read the mark is lost, which costs another rebuild.
         let mut metadata = found.map(|stream| stream.cached_info().config.metadata.clone()).unwrap_or_default();
         // Drop the keys that NATS adds itself, otherwise the update is refused.
         metadata.retain(|key, _| key == REBUILT);
@@ -279,8 +283,11 @@ impl Stream {
                 max_age: spec.max_age,
                 max_bytes: spec.max_bytes,
                 num_replicas: replicas.into(),
+                // A full stream takes new frames all the same: Postgres has the old ones.
                 discard: jetstream::stream::DiscardPolicy::Old,
+                // A frame that is published again later is stored twice; recovery restores it once.
                 duplicate_window: Duration::from_secs(120),
+                // Recovery reads by position, which any replica can answer.
                 allow_direct: true,
                 republish: spec.republishes.then(|| jetstream::stream::Republish {
                     source: spec.subjects.to_owned(),

@@ -215,6 +215,7 @@ impl LatestHints {
             // All hints of a forgotten sender are too old to be accepted.
             self.0.retain(|_, latest| is_recent(latest.sent_at_ms));
         }
+        // Exceeds the bound if all are recent: only processes with a key of the installation get here.
         self.0.insert(origin.to_owned(), hint);
         true
     }
@@ -237,6 +238,7 @@ impl Hints {
         loop {
             let message = self.subscriber.next().await?;
             match serde_json::from_slice::<Envelope<Hint>>(&message.payload) {
+                // Listeners of this process have received it directly.
                 Ok(envelope) if envelope.origin == self.origin => {}
                 Ok(envelope) if self.verify(&message, &envelope) => return Some(envelope.hint),
                 Ok(envelope) => return Some(envelope.hint.into_wake_up()),
@@ -265,6 +267,7 @@ impl Stream {
     ///
     /// Receivers accept the hints of a process in the order of their numbers, so one task sends all of them.
     pub async fn send_hint(&self, gateway: Option<GatewayId>, hint: &Hint) {
+        // The client would keep it until it is connected again, after which receivers compare with Postgres anyway.
         if !self.is_up() {
             return;
         }
@@ -272,6 +275,7 @@ impl Stream {
         let identity = &self.identity;
         let envelope = Envelope {
             origin: identity.origin.clone(),
+            // Relaxed, because one task sends all hints.
             number: self.hints_sent.fetch_add(1, Ordering::Relaxed) + 1,
             sent_at_ms: identity.clock.now_ms(),
             hint,

@@ -92,6 +92,7 @@ impl<'a> EncodedCopy<'a> {
             traceparent: frame.traceparent.as_deref().map(Cow::Borrowed),
             epoch: frame.epoch,
             expires_at_ms: frame.expires_at_ms,
+            // A body that is no JSON becomes a reference, which the receiver reads from Postgres.
             frame: frame.body.as_deref().and_then(|body| serde_json::from_slice(body).ok()),
         }
     }
@@ -105,6 +106,7 @@ impl<'a> EncodedCopy<'a> {
             seq: self.seq,
             delivery_id: self.id.into_owned(),
             location: self.location.into_owned(),
+            // A copy: a slice would keep the whole message in memory while one frame waits on a connection.
             body: self.frame.map(|frame| Bytes::copy_from_slice(frame.get().as_bytes())),
             traceparent: self.traceparent.map(Cow::into_owned),
             epoch: self.epoch,
@@ -178,6 +180,7 @@ impl Stream {
             let covered = CoveredParts { subject: &subject, fields: &[], body: &payload };
             headers.insert(MAC, self.identity.keys.sign(&covered));
             let sent = self.client.publish_with_headers(subject, headers, payload.into()).await;
+            // The other gateways get their copies all the same.
             outcome = outcome.and(sent.map_err(StreamError::from_nats("sending live copies")));
         }
         outcome

@@ -69,6 +69,7 @@ impl PendingStore {
     /// If a frame was not stored, or JetStream is unavailable.
     pub async fn wait(mut self) -> StreamResult<()> {
         while let Some(ack) = self.acks.next().await {
+            // The others are not waited for: the batch stays unmarked, and is published again as a whole.
             ack.map_err(StreamError::from_nats("storing a delivery in the log"))?;
         }
         Ok(())
@@ -115,6 +116,7 @@ impl Stream {
                 Bytes::new()
             });
             let subject = subjects::log_subject(frame.scope, frame.agent_id);
+            // Last, because it covers the other headers.
             let code = self.identity.keys.sign_headers(&subject, frame_fields(&headers), &body);
             headers.insert(MAC, code);
             let ack = self

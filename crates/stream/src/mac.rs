@@ -102,6 +102,7 @@ impl FrameKeys {
         let keys = secrets.into_iter().map(|secret| {
             let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
             let mut id = [0; KEY_ID_BYTES];
+            // Derived from the key: all processes find the same id, and it reveals nothing of the key.
             id.copy_from_slice(&hmac::sign(&key, b"id").as_ref()[..KEY_ID_BYTES]);
             FrameKey { id, key }
         });
@@ -150,6 +151,7 @@ impl FrameKeys {
             return false;
         }
         let (id, tag) = decoded.split_at(KEY_ID_BYTES);
+        // Ids are public, so only the tag is compared in constant time.
         let key = self.0.keys.iter().find(|key| key.id == id);
         key.is_some_and(|key| key.tag(covered).as_ref().ct_eq(tag).into())
     }
@@ -162,6 +164,7 @@ impl FrameKeys {
         if refused.logged_at.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
             let count = std::mem::take(&mut refused.count);
             refused.logged_at = Some(Instant::now());
+            // Receivers of other messages do not wait for the line to be written.
             drop(refused);
             tracing::warn!(
                 count,

@@ -35,6 +35,7 @@ impl Probes {
         loop {
             let message = self.subscriber.next().await?;
             let request = serde_json::from_slice(&message.payload).ok();
+            // A request that cannot be read gets no answer, which counts as silent.
             if let (Some(request), Some(reply)) = (request, message.reply) {
                 return Some((request, reply.to_string()));
             }
@@ -49,12 +50,14 @@ impl Stream {
         let answer = self.client.request(subjects::probe_subject(gateway), payload.into());
         match tokio::time::timeout(PROBE_TIMEOUT, answer).await {
             Ok(Ok(message)) if message.payload.as_ref() == b"alive" => ProbeOutcome::Alive,
+            // In doubt the newcomer takes over, and the epoch fences the incumbent (ADR 0005).
             _ => ProbeOutcome::Silent,
         }
     }
 
     /// Answers a probe.
     pub async fn answer_probe(&self, reply: String, proof: ProbeOutcome) {
+        // Without a code: a forged answer shows no frame, and epochs decide between the two connections (ADR 0033).
         let word: &'static [u8] = match proof {
             ProbeOutcome::Alive => b"alive",
             ProbeOutcome::Silent => b"silent",

@@ -116,6 +116,7 @@ impl Stream {
             match next {
                 Ok(message) if millis(message.time.unix_timestamp_nanos()) < at_ms => low = message.sequence + 1,
                 Ok(_) => high = middle,
+                // No message from here to the end.
                 Err(error) if error.kind() == DirectGetErrorKind::NotFound => high = middle,
                 Err(error) => return Err(StreamError::from_nats("looking for a time in the log")(error)),
             }
@@ -205,6 +206,7 @@ impl Stream {
     pub async fn mark_rebuilt(&self) -> StreamResult<()> {
         let doing = "marking the log as rebuilt";
         let Some(stream) = self.find_kind(LogKind::Deliveries).await? else { return Ok(()) };
+        // An update replaces the whole configuration, so the rest is sent as it is.
         let mut config = stream.cached_info().config.clone();
         config.metadata.insert(REBUILT.to_owned(), "yes".to_owned());
         self.jetstream.update_stream(config).await.map(drop).map_err(StreamError::from_nats(doing))
@@ -216,6 +218,7 @@ impl Stream {
         let read = futures::stream::iter(from..=to).map(|place| async move {
             match stream.direct_get(place).await {
                 Ok(message) => Ok(Some(message)),
+                // Dropped by age or size, or purged with a workspace.
                 Err(error) if error.kind() == DirectGetErrorKind::NotFound => Ok(None),
                 Err(error) => Err(StreamError::from_nats("reading the log back")(error)),
             }

@@ -282,6 +282,7 @@ impl<T, K: Copy + Eq + Hash> Batches<T, K> {
     pub async fn next(&mut self) -> Option<Vec<T>> {
         if self.turns.waiting == 0 {
             let first = self.items.recv().await?;
+            // Sorted before any further wait: a caller that drops this future loses no item.
             self.add(first);
         }
         if !self.config.interval.is_zero() {
@@ -289,9 +290,11 @@ impl<T, K: Copy + Eq + Hash> Batches<T, K> {
             self.next_at = Instant::now() + self.config.interval;
         }
         let is_busy = self.last_items >= self.config.linger.after_items;
+        // A batch that is full already gains nothing by the wait.
         if is_busy && self.turns.waiting + self.items.len() < self.config.batch_items {
             tokio::time::sleep(self.config.linger.time).await;
         }
+        // The rest stays in the channel, whose bound refuses further items.
         while self.turns.waiting < self.config.max_items
             && let Ok(item) = self.items.try_recv()
         {
@@ -310,8 +313,10 @@ impl<T, K: Copy + Eq + Hash> Batches<T, K> {
 
     /// Returns items of the last batch to the front of their keys, in their order.
     pub fn put_back(&mut self, items: Vec<T>) {
+        // In reverse, because each goes to the front.
         for item in items.into_iter().rev() {
             let (key, bytes) = ((self.config.key)(&item), (self.config.bytes)(&item));
+            // Its shares ended when it was handed out. It must not wait for them behind newer items.
             self.turns.push_front(key, Waiting { item, bytes, _share: None, is_counted: false });
         }
     }
@@ -394,6 +399,7 @@ impl<T, K: Copy + Eq + Hash> Turns<T, K> {
         if line.items.is_empty() {
             self.of_key.remove(&key);
         } else {
+            // At least 1: with items of no weight a key would keep its turn for ever.
             let weight = (room.config.weight)(&item.item).max(1);
             line.place = (self.now.saturating_add(weight), self.next_ticket);
             self.next_ticket += 1;
@@ -409,6 +415,8 @@ impl<T, K: Copy + Eq + Hash> Turns<T, K> {
         let mut room = Room::new(config);
         while let Some(((at, _), key)) = self.order.first_key_value().map(|(place, key)| (*place, *key)) {
             self.now = self.now.max(at);
+            // The key keeps its place and is first in the next batch: smaller items of other keys must not pass it
+            // again and again.
             let Some(item) = self.take_one(key, &mut room) else { break };
             batch.push(item);
         }

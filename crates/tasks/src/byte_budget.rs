@@ -44,6 +44,7 @@ impl ByteLease {
     pub fn shrink_to(&mut self, bytes: usize) {
         let excess = self.bytes.saturating_sub(bytes);
         self.bytes -= excess;
+        // The permits return to their semaphores when they are dropped.
         drop((self.process.split(excess), self.share.split(excess)));
         metrics::gauge!(BODY_BYTES, "use" => self.name).decrement(as_metric(excess));
     }
@@ -113,7 +114,9 @@ impl<K: Copy + Ord + Hash> Inner<K> {
     }
 
     async fn acquire(&self, semaphore: Arc<Semaphore>, bytes: usize) -> OwnedSemaphorePermit {
+        // At most a share, which is far below 4 GiB.
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+        // Tried first to count the reservations that have to wait.
         match Arc::clone(&semaphore).try_acquire_many_owned(permits) {
             Ok(permit) => permit,
             Err(_) => {

@@ -56,6 +56,8 @@ impl TaskSet {
             return;
         }
         tracing::error!(task.name = name, "long-running task ended, stopping the process");
+        // Fails if another task ended before, which is the cause then. Before the cancellation, so that `check` finds
+        // it.
         let _ = self.ended.set(name);
         self.stopping.cancel();
     }
@@ -79,6 +81,7 @@ pub fn spawn_isolated<T: Send + 'static>(
     tokio::spawn(AssertUnwindSafe(task).catch_unwind().map(move |output| {
         output.unwrap_or_else(|panic| {
             count_panic(kind);
+            // Raised again, so that the handle yields the panic as its error.
             std::panic::resume_unwind(panic)
         })
     }))

@@ -38,6 +38,7 @@ impl<K: Eq + Hash, V> NewestValues<K, V> {
             Entry::Occupied(mut earlier) => (self.merge)(earlier.get_mut(), value),
             Entry::Vacant(place) => _ = place.insert(value),
         }
+        // Leaves a permit if no task waits, so that a value that was added before the wait is not missed.
         self.added.notify_one();
     }
 
@@ -55,6 +56,7 @@ impl<K: Eq + Hash, V> NewestValues<K, V> {
                 Entry::Vacant(place) => _ = place.insert(earlier),
             }
         }
+        // Before the wake-up, because the task takes the lock at once.
         drop(waiting);
         self.added.notify_one();
     }

@@ -131,6 +131,7 @@ impl Receiver {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
                 connections.spawn(handler.clone().serve(stream));
+                // Otherwise the set would keep every connection that has ended.
                 while connections.try_join_next().is_some() {}
             }
         });
@@ -227,11 +228,13 @@ impl Handler {
         while let Ok(Some(mut request)) = read_request(&mut stream, &mut buffer).await {
             request.concurrent = self.busy.fetch_add(1, Ordering::SeqCst);
             let (request, reply) = {
+                // The answer is chosen under the lock, in the order of the numbers. It must not use the receiver.
                 let mut state = lock(&self.state);
                 let (nth, request, scripted) = state.begin(request);
                 let reply = scripted.unwrap_or_else(|| (self.answer)(nth, &request));
                 (request, reply)
             };
+            // An error means that the caller has disconnected, as callers with a timeout do.
             let keep_alive = write_reply(&mut stream, reply).await.unwrap_or(false);
             self.busy.fetch_sub(1, Ordering::SeqCst);
             lock(&self.state).end(request.header("webhook-id"));

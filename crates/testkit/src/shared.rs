@@ -71,6 +71,7 @@ fn from_environment() -> Result<Option<Shared>> {
 
 fn start_stack() -> Result<Shared> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // The runtime ends with this function; the processes of the stack do not need it.
     let stack = runtime.block_on(Stack::builder().start())?;
     Ok(Shared {
         gateways: stack.gateways().iter().map(|gateway| gateway.url().to_owned()).collect(),

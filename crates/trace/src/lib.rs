@@ -56,6 +56,7 @@ pub fn child_span(traceparent: Option<&str>, make: impl FnOnce() -> Span) -> Opt
 /// installed.
 pub fn insert_traceparent(headers: &mut HeaderMap, span: Option<&Span>, parent: Option<&str>) {
     let own = span.and_then(traceparent_of);
+    // `parent` may have been stored as any text. A call is made without it instead of failing.
     if let Some(Ok(value)) = own.as_deref().or(parent).map(HeaderValue::from_str) {
         headers.insert("traceparent", value);
     }

@@ -31,6 +31,7 @@ impl ActivitySearch {
         self.tail.push_str(head);
         let places = [self.tail.as_str(), text];
         let found = self.patterns.iter().find(|pattern| places.iter().any(|place| contains(place, pattern)));
+        // The end of the text alone suffices then: it is at least as long as every pattern.
         if text.len() > head.len() {
             self.tail.clear();
             self.tail.push_str(&text[text.floor_char_boundary(text.len().saturating_sub(longest))..]);

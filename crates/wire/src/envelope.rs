@@ -57,6 +57,7 @@ impl ListFrame {
     /// When the response does not encode, or has no empty array.
     pub fn split_at_items<T: Serialize>(response: &T) -> Result<Self, serde_json::Error> {
         let text = serde_json::to_string(response)?;
+        // From the end: a text in an earlier field may contain `[]`.
         let (open, close) =
             text.rsplit_once("[]").ok_or_else(|| <serde_json::Error as serde::ser::Error>::custom("no empty array"))?;
         Ok(Self { open: format!("{open}["), close: format!("]{close}") })

@@ -55,6 +55,7 @@ fn parse(line: &str) -> Option<Node> {
         depth: depth.parse().ok()?,
         package: Package { name: name.to_owned(), version: version.to_owned() },
         is_proc_macro: remarks.contains("(proc-macro)"),
+        // Only members of the workspace have a path among their remarks.
         is_member: remarks.contains("(/"),
         detail: detail.to_owned(),
     })

@@ -48,6 +48,7 @@ fn build(args: &Args) -> Result<PathBuf> {
     let dir = cargo::bin_dir(false)?.parent().context("the build folder lies nowhere")?.join("upgrade");
     let (source, target) = (dir.join("source"), dir.join("target"));
     fs::create_dir_all(&dir)?;
+    // A run that was killed may have left a worktree of another commit.
     forget(&source)?;
     git(&["worktree", "add", "--quiet", "--force", "--detach"], &[source.as_os_str(), commit.as_ref()])
         .with_context(|| format!("check out {commit}; a shallow clone lacks it: git fetch --unshallow"))?;
@@ -57,6 +58,7 @@ fn build(args: &Args) -> Result<PathBuf> {
         build.args(["--package", package]);
     }
     let built = cargo::run(build.current_dir(&source).env("CARGO_TARGET_DIR", &target));
+    // Also after a failed build, whose error is returned behind it.
     forget(&source)?;
     built?;
     Ok(target.join("debug"))

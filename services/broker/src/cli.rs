@@ -76,12 +76,15 @@ pub(crate) struct Init {
     #[arg(long, env = "AGENT_RELAY_RUN_AS", value_name = "USER")]
     pub(crate) run_as: Option<String>,
     /// Gives agents the workspace key, which published clients expect.
+    // With a value, since a flag without one cannot switch off what is on by default.
     #[arg(long, env = "AGENT_RELAY_SHARE_WORKSPACE_KEY", default_value_t = true, action = clap::ArgAction::Set)]
     pub(crate) share_workspace_key: bool,
     /// Starts known programs with the arguments that switch their permission questions off.
     #[arg(long, env = "AGENT_RELAY_ALLOW_PERMISSION_BYPASS")]
     pub(crate) allow_permission_bypass: bool,
     /// First-run questions of programs that the broker answers as the harness table says.
+    // Only the question about the broker's own servers by default: others grant rights, which a person has to decide
+    // about.
     #[arg(long, env = "AGENT_RELAY_ANSWER_GATES", value_delimiter = ',', default_value = "mcp-servers")]
     pub(crate) answer_gates: Vec<String>,
     /// Shows agents how to confirm a message.

@@ -83,11 +83,13 @@ pub(crate) async fn run(handlers: Handlers, mut invocations: mpsc::Receiver<Acti
                 services.tasks.spawn(async move {
                     let outcome = match &place {
                         Ok(_) => handle(&handlers, invoke).await,
+                        // Given back at once, so that the engine can place it on another node.
                         Err(_) => Err(UNAVAILABLE.to_owned()),
                     };
                     // An engine gives the same invocation again when no handler was there.
                     let is_final = outcome != Err(UNAVAILABLE.to_owned());
                     let remembered = is_final.then(|| KeptOutcome::new(&outcome));
+                    // Before the result is sent: a repetition that follows it must find the outcome.
                     outcomes.lock().unwrap_or_else(PoisonError::into_inner).finish(&id, remembered);
                     handlers.services.link.send_result(result(id, outcome));
                 });
@@ -191,6 +193,7 @@ async fn run_handler(services: &Services, runners: &Runners, invoke: ActionInvok
         return Err(UNAVAILABLE.to_owned());
     };
     let accept_at = Instant::now() + ACCEPT_AFTER;
+    // A dropped sender means that the runner has left.
     if let Ok(outcome) = timeout_at(accept_at.min(deadline), &mut outcome).await {
         return outcome.unwrap_or_else(|_| Err(UNAVAILABLE.to_owned()));
     }
@@ -231,6 +234,7 @@ async fn spawn(services: &Services, spawner: &Spawner, invoke: &ActionInvoke) ->
     let mut fields = input.clone();
     fields.insert("name".to_owned(), json!(name));
     fields.insert("cli".to_owned(), json!(cli));
+    // This function reads them. With two names of one field the body would be refused for a duplicate.
     for key in ["command", "provider", "capability", "initial_task", "initialTask", "prompt", "runtime"] {
         fields.remove(key);
     }
@@ -251,6 +255,7 @@ async fn spawn(services: &Services, spawner: &Spawner, invoke: &ActionInvoke) ->
     match spawner.spawn(spec, SpawnSource::Engine, Vec::new()).await {
         Ok(_) => Ok(json!({ "spawned": true, "name": name })),
         Err(AgentError::AlreadyExists { .. }) => {
+            // An invocation that is repeated after its outcome was forgotten: its agent runs already.
             let is_same = services
                 .agents
                 .get(&name)

@@ -71,6 +71,8 @@ async fn main() -> ExitCode {
 /// Writes a line to a stream that may be closed or full: neither stops the broker.
 fn print_line(mut stream: impl Write + Send + 'static, line: String) {
     let (written, wait) = sync_channel(1);
+    // A plain thread: a write to a full pipe never returns, and the runtime would wait at the exit for a blocking task
+    // of its own. Only the wait is bounded; the thread ends with the process.
     let writer = thread::Builder::new().name("print-line".to_owned()).spawn(move || {
         let _ = writeln!(stream, "{line}").and_then(|()| stream.flush());
         let _ = written.send(());

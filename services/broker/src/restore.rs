@@ -57,6 +57,7 @@ pub(crate) fn restorable_agents(previous: RosterFile, ledger: &LedgerTask, roste
         // The invocation that it was started for has its result.
         spec.invocation_id = None;
         let session = spec.session_id.clone().filter(|_| spec.is_resumable);
+        // Without a session that is resumed the program has none of the messages, and gets all of them again.
         let had = session.map(|session| ledger.known_messages(&record.agent_id, &session)).unwrap_or_default();
         if spec.is_resumable && record.task_typed {
             spec.task = None;

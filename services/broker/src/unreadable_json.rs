@@ -6,6 +6,7 @@ pub(crate) fn unreadable(error: &serde_json::Error) -> String {
     let problems = ["invalid type: ", "invalid value: ", "unknown variant", "unknown field"];
     let shown = problems.into_iter().find_map(|problem| {
         let found = text.strip_prefix(problem)?;
+        // From the end: the value itself may contain these words.
         let (found, expected) = found.rsplit_once(", expected ")?;
         // The first word is the type of a value, or begins with its delimiter.
         let kind = found.split(' ').next().filter(|kind| kind.bytes().all(|byte| byte.is_ascii_lowercase()));

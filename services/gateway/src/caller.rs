@@ -214,6 +214,7 @@ impl FromRequestParts<AppState> for Creator {
             }
             return Ok(Self(None));
         }
+        // Neither the secret nor a JWT has the prefix of a token, so the text decides which credential it is.
         if TokenKind::from_prefix(bearer(parts)?).is_none() && state.operators.are_configured() {
             Operator::from_request_parts(parts, state).await?;
             return Ok(Self(None));
@@ -247,6 +248,7 @@ impl FromRequestParts<AppState> for Operator {
 }
 
 fn bootstrap_secret(headers: &HeaderMap) -> Option<&str> {
+    // A value that is no text is a wrong secret, not a missing one: no bearer token is tried in its place.
     headers.get("x-workspace-bootstrap-secret").map(|value| value.to_str().unwrap_or_default())
 }
 
@@ -260,6 +262,7 @@ impl FromRequestParts<AppState> for Agent {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         match authenticate(parts, state, &[TokenKind::Agent], AGENT_TOKEN_REQUIRED).await? {
             Credential::Agent(agent) => Ok(Self(agent)),
+            // Refused by its prefix before; an agent token yields an agent.
             Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => {
                 Err(ApiError::unauthorized(AGENT_TOKEN_REQUIRED))
             }

@@ -192,6 +192,7 @@ fn parse_public_url(text: &str) -> Result<String, &'static str> {
     let problems = "must be http:// or https:// and a host, with nothing behind it";
     let uri: http::Uri = text.trim_end_matches('/').parse().map_err(|_| problems)?;
     let scheme = uri.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https")).ok_or(problems)?;
+    // A user name or a password would be in every URL that clients get.
     let authority = uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or(problems)?;
     if uri.path().len() > 1 || uri.query().is_some() { Err(problems) } else { Ok(format!("{scheme}://{authority}")) }
 }

@@ -61,6 +61,7 @@ impl<T: Serialize> IntoResponse for Reply<T> {
         let body = Success::new(self.data);
         let mut response = match self.memory {
             None => (self.status, Json(body)).into_response(),
+            // Not by `Json`, whose text could not hold the memory until it is sent.
             Some(memory) => match serde_json::to_vec(&body) {
                 Ok(text) => {
                     (self.status, [(CONTENT_TYPE, "application/json")], held_bytes(text, memory)).into_response()

@@ -95,6 +95,7 @@ impl<S: Send + Sync> FromRequest<S> for BatchRequest {
         check_media_type(&headers, &bytes)?;
         let bytes = or_empty(&bytes);
         check_is_object(bytes)?;
+        // U+0000 and depth are checked for each post, so that one at fault is refused alone.
         let body = decode_object(bytes)?;
         Ok(Self { body, has_key: find_key(&headers).is_some() })
     }
@@ -107,6 +108,7 @@ fn find_key(headers: &HeaderMap) -> Option<&HeaderValue> {
 async fn read_body(request: Request) -> Result<(HeaderMap, Bytes), ApiError> {
     let (parts, body) = request.into_parts();
     let declared = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok());
+    // A body in chunks declares no size and reserves the largest one; `keep` returns the rest.
     let wanted = declared.unwrap_or(MAX_BODY_BYTES).min(MAX_BODY_BYTES);
     let memory = match ConnectionPermits::reserve_body(&parts, wanted).await {
         Ok(memory) => memory,
@@ -154,6 +156,7 @@ fn or_empty(bytes: &[u8]) -> &[u8] {
 }
 
 fn check_media_type(headers: &HeaderMap, bytes: &[u8]) -> Result<(), ApiError> {
+    // Without content the type says nothing.
     if or_empty(bytes) == b"{}" || may_be_json(headers) {
         return Ok(());
     }

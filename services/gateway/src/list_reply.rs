@@ -39,6 +39,7 @@ impl<T: Serialize + Send + 'static> ListReply<T> {
         let frame = ListFrame::split_at_items(structure).map_err(|error| not_encoded(&error))?;
         let mut encoder = Encoder { text: frame.open.into_bytes(), has_items: false };
         let Part { rows, memory } = parts.first;
+        // Before the status is sent: a failure of the first part is still answered with 500.
         encoder.push(rows).map_err(|error| not_encoded(&error))?;
         let body = match parts.rest {
             None => {

@@ -55,6 +55,7 @@ const STATEMENT_LIMIT: Duration = Duration::from_secs(15);
 const RESERVED_FILES: usize = 512;
 
 fn main() -> anyhow::Result<()> {
+    // Before `run`, whose runtime starts the threads that both settings are for.
     allocator::return_freed_memory();
     allocator::disable_huge_pages();
     run()
@@ -63,6 +64,7 @@ fn main() -> anyhow::Result<()> {
 #[tokio::main]
 async fn run() -> anyhow::Result<()> {
     let Some(config) = settings::read::<Config>()? else { return Ok(()) };
+    // Bound to a name, because `_` would drop it here. Its end exports the last spans.
     let _telemetry = telemetry::init("relay-gateway")?;
     let shutdown = Shutdown::on_signals().context("listen for signals")?;
     let recorder = metrics::install()?;
@@ -111,10 +113,13 @@ async fn run() -> anyhow::Result<()> {
             .with_context(|| format!("listen on {} for metrics", config.metrics_listen))?;
     tasks.spawn("metrics-server", metrics_server);
 
+    // Last: a client that connects finds the lease taken and the loops running.
     let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
     tracing::info!(listen = %listener.local_addr()?, metrics = %metrics_addr, "gateway started");
     serve_requests(listener, state, shutdown, config.connections.timeouts()).await;
     drain.await.context("drain the sockets")?;
+    // Acks are stored after the sockets have ended, and the lease is released last: other processes take its end for
+    // the end of the sockets.
     finish_connections(&engine, &registry, gateway_id).await;
     drained.cancel();
     loops.await.context("stop the socket loops")?;
@@ -203,12 +208,15 @@ async fn answer(
     peer: SocketAddr,
     mut request: Request,
 ) -> Result<Response, DropConnection> {
+    // An answer instead of a closed connection: published clients retry a 503 with the same token and increasing
+    // delays.
     if let Admission::Refused(limit, _) = &*admission {
         let mut refusal = ApiError::too_many_connections(*limit).into_response();
         refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         return Ok(refusal);
     }
     request.extensions_mut().insert(ConnectInfo(PeerAddress(peer)));
+    // A router cannot fail: its errors are answers already.
     let Ok(response) = router.oneshot(middleware::collapse_leading_slashes(request)).await;
     match response.extensions().get::<DropConnection>() {
         Some(drop) => Err(*drop),
@@ -223,6 +231,8 @@ async fn finish_connections(engine: &Engine, registry: &Registry, gateway_id: Ga
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
+    // Sockets that are open after it end with the process; rows without an ack are sent again elsewhere, under the
+    // same ids.
     let _ = tokio::time::timeout(DRAIN_SPREAD, emptied).await;
     if let Err(error) = engine.mailboxes().flush_cursors().await {
         tracing::warn!(error = &error as &dyn std::error::Error, "failed to store the last acks");
@@ -235,12 +245,14 @@ async fn finish_connections(engine: &Engine, registry: &Registry, gateway_id: Ga
 /// Closes all sockets after a recovery: their streams hold positions of the lost database.
 async fn close_after_recovery(engine: Engine, registry: Registry) {
     let mut standing = engine.recovery().watch_readiness();
+    // 0 is the first opening of this process, which no socket precedes.
     let mut round = 0;
     loop {
         if let Readiness::Open(now) = *standing.borrow_and_update()
             && now > round
         {
             round = now;
+            // Not awaited: another recovery may begin while the sockets close one after the other.
             let registry = registry.clone();
             spawn_isolated("drain", async move { registry.drain(DRAIN_SPREAD, 1012, "recovered").await });
         }

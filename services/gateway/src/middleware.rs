@@ -43,6 +43,7 @@ const CORRELATION_ID: HeaderName = HeaderName::from_static("x-correlation-id");
 
 /// Middleware of all routes. It is one layer: axum clones and boxes the layers below each layer for every request.
 pub async fn serve_request(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    // Before all limits: browsers send no token with it, and without an answer they do not send the request itself.
     if request.method() == Method::OPTIONS {
         return cross_origin::answer_preflight(&request);
     }
@@ -93,6 +94,7 @@ where
     };
     let started_at = Instant::now();
     let inner = async {
+        // Postgres has no U+0000 in texts and refuses a parameter with one.
         if has_nul {
             return ApiError::invalid_request("The character U+0000 cannot be looked for").into_response();
         }

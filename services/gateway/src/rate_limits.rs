@@ -81,6 +81,7 @@ pub(crate) async fn charge_request(
     scope: WorkspaceScope,
     holder: RateLimitSubject,
 ) -> Result<(), ApiError> {
+    // The permit first: a request that is refused for it costs no units of the rate limit.
     let family = state.engine.workspaces().family(scope).await;
     ConnectionPermits::acquire_request(parts, state, (family, scope), holder.clone())?;
     let class = if matches!(holder, RateLimitSubject::Observer(_)) { RouteClass::Observer } else { route_class(parts) };

@@ -65,6 +65,7 @@ impl AppState {
             registry: Registry::default(),
             operators,
             connections,
+            // Before the first check the recovery keeps the process unready, until it has seen the database.
             storage_up: AtomicBool::new(true),
         }))
     }

@@ -18,6 +18,7 @@ pub(crate) struct Database {
 impl Database {
     /// Returns the URL of a connection that keeps its session.
     pub(crate) fn url(&self) -> &str {
+        // An empty variable counts as unset, as in gateways and workers.
         self.database_direct_url.as_deref().filter(|url| !url.is_empty()).unwrap_or(&self.database_url)
     }
 

@@ -34,6 +34,7 @@ pub(crate) async fn run(arguments: &Arguments, out: Output) -> Result<ExitCode> 
         database_url: arguments.database.url().to_owned(),
         nats: arguments.nats.servers(),
         secret_keys: arguments.secret_keys.clone(),
+        // An empty variable counts as unset, as in gateways and workers.
         has_signing_secret: arguments.signing_secret.as_ref().is_some_and(|secret| !secret.is_empty()),
         hosted: arguments.hosted == Switch::On,
     };

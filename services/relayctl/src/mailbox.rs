@@ -36,6 +36,7 @@ fn format_mailbox(mailbox: &InspectedMailbox) -> String {
     let it = &mailbox.inside;
     let mut text = String::new();
     let connected = if it.connected { "connected" } else { "not connected" };
+    // Writing to a string cannot fail.
     let _ = writeln!(
         text,
         "{} ({}), at {} / {}, {connected}",

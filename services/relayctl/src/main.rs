@@ -72,6 +72,7 @@ enum Command {
     Completions(completions::Arguments),
 }
 
+// One thread: commands run one statement at a time.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let done = match secret_files::parse_arguments() {

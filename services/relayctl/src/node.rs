@@ -68,11 +68,13 @@ async fn drain_node(workspace: &WorkspaceArgument, node: &str, grace_seconds: i3
     loop {
         let workload = admin.node_workload(scope, &node_id).await.context("read the node")?;
         let open = workload.dispatched_invocations;
+        // Nothing new is placed there, but work that was placed a moment before may appear after the first read.
         at_first = at_first.max(open);
         bar.update((at_first - open).unsigned_abs(), at_first.unsigned_abs());
         if workload.connected_providers == 0 {
             break;
         }
+        // No work is left, so the rest of the grace period would only delay the end.
         if !closing && open == 0 {
             admin.drain_node(scope, node_id.as_str(), Some(0)).await.context("close the node's sockets")?;
             closing = true;

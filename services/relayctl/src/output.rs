@@ -98,6 +98,7 @@ impl ProgressBar {
 
     pub(crate) fn update(&mut self, done: u64, of: u64) {
         if self.shown {
+            // A bar that cannot be drawn must not end the command.
             let _ = write!(std::io::stderr(), "\r{}", draw_line(self.what, done, of));
             self.drawn = true;
         }
@@ -112,6 +113,7 @@ impl ProgressBar {
 }
 
 fn draw_line(what: &str, done: u64, of: u64) -> String {
+    // The total may have been read before the work grew: the bar stays full.
     let full = done.min(of) * ProgressBar::WIDTH / of.max(1);
     let bar: String = (0..ProgressBar::WIDTH).map(|cell| if cell < full { '#' } else { '.' }).collect();
     format!("[{bar}] {done} of {of} {what}")

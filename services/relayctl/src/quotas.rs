@@ -48,11 +48,13 @@ pub(crate) async fn run(arguments: Quotas, out: Output) -> Result<()> {
     let (_, own) = admin.quotas(scope).await.context("read the quotas")?;
     if arguments.plan.is_some() || !arguments.set.is_empty() || !arguments.unset.is_empty() {
         let mut changed = limit_fields(&own)?;
+        // Removed before they are set: a name in both gets the new limit.
         changed.extend(arguments.unset.into_iter().map(|name| (name, Value::Null)));
         changed.extend(arguments.set.into_iter().map(|(name, number)| (name, number.into())));
         let own = serde_json::from_value(Value::Object(changed)).context("a number is too large")?;
         admin.set_quotas(scope, arguments.plan, &own).await.context("change the quotas")?;
     }
+    // Read again, to show the stored state.
     let (plan, own) = admin.quotas(scope).await.context("read the quotas")?;
     let mut own = limit_fields(&own)?;
     own.retain(|_, limit| !limit.is_null());

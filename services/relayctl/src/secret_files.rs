@@ -33,6 +33,7 @@ pub(crate) fn parse_arguments() -> Result<Arguments> {
         // Help and version are not errors.
         Err(error) => error.use_stderr(),
     };
+    // Before the errors of clap: a required value may be missing only because its file cannot be read.
     if asks && !problems.is_empty() {
         return Err(anyhow!(problems.join("; ")));
     }

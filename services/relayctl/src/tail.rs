@@ -46,6 +46,7 @@ pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     loop {
         match follow_stream(&client, &arguments, out, &mut position, &mut shown).await {
             Ok(true) => return Ok(()),
+            // A gateway that drains ends its streams: the next connection continues behind the last event.
             Ok(false) => {}
             Err(Failure::Permanent(error)) => return Err(error),
             Err(Failure::Temporary(error)) => eprintln!("{error:#}; connecting again"),
@@ -80,15 +81,18 @@ async fn follow_stream(
     if !status.is_success() {
         let body = response.text().await.unwrap_or_default();
         let error = anyhow::anyhow!("{url} answered {status}: {body}");
+        // A refused token or a wrong URL stays so; a gateway without Postgres does not.
         return Err(if status.is_server_error() { Failure::Temporary(error) } else { Failure::Permanent(error) });
     }
     let coloured = std::io::stdout().is_terminal();
     let mut events = EventParser::default();
     while let Some(chunk) = response.chunk().await.map_err(temporary)? {
         for event in events.feed(&chunk).map_err(Failure::Temporary)? {
+            // Before the filters: events that are not shown must not come again after a reconnect.
             if event.id.is_some() {
                 *position = event.id;
             }
+            // Without data an event only moves the position.
             let Ok(data) = serde_json::from_str::<Value>(&event.data) else { continue };
             let kind = data["type"].as_str().unwrap_or(&event.name);
             let wanted =
@@ -147,11 +151,13 @@ impl EventParser {
         let mut events = Vec::new();
         while let Some(end) = self.buffered.windows(2).position(|pair| pair == b"\n\n") {
             let block: Vec<u8> = self.buffered.drain(..end + 2).collect();
+            // Decoded by block: a chunk may end within a character.
             let event = parse_event(&String::from_utf8_lossy(&block));
             if event != Event::default() {
                 events.push(event);
             }
         }
+        // A server that never ends an event must not fill the memory.
         if self.buffered.len() > MAX_EVENT_BYTES {
             bail!("an event is longer than {MAX_EVENT_BYTES} bytes");
         }

@@ -234,6 +234,7 @@ async fn export_workspace(database: &Database, workspace: &str, output: Option<P
     // A progress bar would mix with rows on the same terminal.
     let has_bar = output.is_some() || !std::io::stdout().is_terminal();
     let mut sink: BufWriter<Box<dyn Write>> = BufWriter::new(match &output {
+        // `create_new`: an export must not overwrite another one.
         Some(path) => Box::new(File::create_new(path).with_context(|| format!("create {}", path.display()))?),
         None => Box::new(std::io::stdout()),
     });
@@ -251,6 +252,7 @@ async fn export_workspace(database: &Database, workspace: &str, output: Option<P
         .await;
     bar.finish();
     exported.context("export the workspace")?;
+    // Explicit, because a dropped writer hides the error of its last write.
     sink.flush().context("write the export")?;
     eprintln!("exported {rows} rows of workspace {}", scope.workspace_id());
     Ok(())
@@ -300,6 +302,7 @@ async fn delete_workspace(
     bar.finish();
     let erasure = erasing
         .with_context(|| format!("erase workspace {id}, which can be repeated: what was removed stays removed"))?;
+    // Printed before the checks that may fail: the report names the leftovers.
     out.print_value(&erasure, |erasure| format_erasure(id, erasure))?;
     ensure!(
         erasure.includes_jetstream(),

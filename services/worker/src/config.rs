@@ -100,6 +100,7 @@ impl Config {
             database_direct_url: self.database.database_direct_url.as_deref(),
             nats_url: Some(&self.nats.nats_url),
             has_secret_keys: !self.secret_keys.is_empty(),
+            // Workers sign no tokens of observers.
             has_signing_secret: None,
         }
     }
@@ -107,6 +108,7 @@ impl Config {
     pub(crate) fn engine(&self) -> EngineConfig {
         EngineConfig {
             limits: LimitsConfig::default(),
+            // No statement may outlast the tick that waits for it.
             statement_limit: TICK_TIMEOUT,
             database: self.database.address(),
             nats: self.nats.servers(),

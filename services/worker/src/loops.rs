@@ -212,6 +212,7 @@ impl Loops {
     #[must_use]
     pub(crate) fn new(engine: Engine, retention: Retention, destinations: Arc<Destinations>) -> Self {
         let delivery_days = retention.delivery_days.max(Retention::LEAST_DAYS);
+        // Deliveries refer to messages, so a message must not be dropped before its last delivery.
         let message_days = retention.message_days.max(delivery_days);
         let uptime = Mutex::new(Uptime::default());
         let queue = Arc::new(EngineSubscriptionQueue(engine.clone()));
@@ -272,6 +273,7 @@ impl Loops {
                 Loop::ReadPointers => read_models::move_read_pointers(&self.engine).await,
                 Loop::ReadReceipts => read_models::write_receipts(&self.engine, self.retention).await,
                 Loop::Redrives => mailboxes::redrives::step_redrives(&self.engine).await,
+                // Returns early because it fails with errors of the queue, not of the engine.
                 Loop::Subscriptions => return Ok(self.call_subscriptions().await?),
                 Loop::PushSweep => sweep_mailboxes(&self.engine).await,
                 Loop::Triggers => actions::trigger_scans::scan_triggers(&self.engine).await,
@@ -279,6 +281,7 @@ impl Loops {
                 Loop::Usage => workspaces::usage_rollup::roll_up_usage(&self.engine).await,
                 Loop::Erasing => workspaces::erasure::erase_due_workspaces(&self.engine).await,
                 Loop::Statistics => {
+                    // Only this loop takes the lock, so it may hold it over the statements.
                     maintenance::analyze_grown_tables(&self.engine, &mut *self.analyzed.lock().await).await
                 }
             };
@@ -292,6 +295,7 @@ impl Loops {
                 self.uptime.lock().unwrap_or_else(PoisonError::into_inner).record_down();
             }
             Ok(_) => self.record_up(),
+            // A lost race or a corrupt row says nothing about whether Postgres can be reached.
             Err(_) => {}
         }
         done
@@ -299,6 +303,7 @@ impl Loops {
 
     async fn call_subscriptions(&self) -> Result<TickOutcome, QueueError> {
         let round = self.subscriptions.serve_due().await?;
+        // `more` stays false: free permits, not ticks, limit the claims.
         Ok(TickOutcome { worked: round.claimed, lag: Some(round.lag), ..TickOutcome::default() })
     }
 

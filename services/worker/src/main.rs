@@ -24,6 +24,7 @@ use loops::Loops;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+// `run` starts the runtime. The allocator is set up before, while there are no other threads.
 fn main() -> Result<()> {
     allocator::return_freed_memory();
     allocator::disable_huge_pages();
@@ -55,6 +56,7 @@ async fn run() -> Result<()> {
     tracing::info!(metrics.listen = %listening, "worker started");
     let server = tasks.spawn("metrics-server", server);
 
+    // The start waits for Postgres without limit, so a signal must end it.
     let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine(), &tasks)).await;
     let Some(engine) = started else { return Ok(tasks.check()?) };
     let engine = engine.context("start the engine")?;
@@ -64,6 +66,7 @@ async fn run() -> Result<()> {
     let dispatching = tasks.spawn("push-dispatcher", pusher);
     let running = Arc::new(Loops::new(engine, config.retention(), destinations));
     loops.set(Arc::clone(&running)).ok().context("the loops were started twice")?;
+    // After a signal the loops and the dispatcher drain side by side; the order of the waits does not matter.
     runner::run_loops(running, &tasks, &shutdown.token()).await;
     dispatching.await.context("dispatch http_push deliveries")?;
     server.await.context("serve metrics")?;

@@ -34,6 +34,7 @@ pub(crate) async fn run_loops(loops: Arc<Loops>, tasks: &TaskSet, stop: &Cancell
     let start = |which: Loop| tasks.spawn(which.name(), run_loop(Arc::clone(&loops), which, stop.clone()));
     let running: Vec<_> = Loop::ALL.into_iter().map(start).collect();
     let (recording, stopped) = (Arc::clone(&loops), stop.clone());
+    // Ends at `stop`: the set would take an earlier end for a failure.
     tasks.spawn("uptime", async move { _ = stopped.run_until_cancelled(recording.record_reads()).await });
     for task in running {
         // Its end, if unexpected, has been recorded by the set.
@@ -57,6 +58,7 @@ pub(crate) async fn run_pusher(
         let tasks = TaskSet::new(serving.clone());
         let queue = Arc::new(EnginePushQueue::new(engine.clone()));
         let mut readiness = engine.recovery().watch_readiness();
+        // Read before the dispatcher starts: a recovery during the start ends it as well.
         let opened = *readiness.borrow_and_update();
         match PushDispatcher::start(queue, &config, Arc::clone(&destinations), &tasks, &serving).await {
             Ok(pusher) => {
@@ -65,9 +67,11 @@ pub(crate) async fn run_pusher(
                 let running = pusher.run();
                 tokio::pin!(running);
                 tokio::select! {
+                    // If it was not asked to stop, the supervised set drains the process.
                     () = &mut running => return,
                     () = closed => serving.cancel(),
                 }
+                // Its attempts end and its mailboxes are released before the next dispatcher begins.
                 running.await;
             }
             Err(error) => {
@@ -99,6 +103,7 @@ async fn run_loop(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
                 }
                 metrics::gauge!(name::LOOP_LAST_SUCCESS, "loop" => which.name()).set(unix_seconds());
                 metrics::counter!(name::LOOP_WORK, "loop" => which.name()).increment(ticked.worked);
+                // A loop that measures no lag of its own is late by the delay of its start.
                 let lag = ticked.lag.unwrap_or_else(|| began.saturating_duration_since(due));
                 metrics::gauge!(name::LOOP_LAG_SECONDS, "loop" => which.name()).set(lag.as_secs_f64());
                 is_idle = ticked.is_idle();
@@ -123,7 +128,9 @@ async fn run_loop(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
         };
         stop.run_until_cancelled(tokio::time::sleep(pause)).await;
         if let (true, Some(work)) = (is_idle, &mut work) {
+            // Does not underflow: loops that wait for work have periods of at most two seconds.
             stop.run_until_cancelled(tokio::time::timeout(TICK_AT_LEAST_EVERY - pause, work.wait())).await;
+            // The wait for work is no lag.
             due = Instant::now();
         }
     }

@@ -77,6 +77,7 @@ async fn read_log(
     let identity = process_identity(format!("relayctl-{}", std::process::id()), keys);
     let stream = Stream::connect(nats, identity).await?;
     let since = Instant::now();
+    // The connection is made in the background: `connect` also succeeds without a server.
     while !stream.is_up() {
         if since.elapsed() >= NATS_TIMEOUT {
             return Ok(None);
@@ -93,6 +94,7 @@ async fn read_log(
 
 /// Finds an identity that shows no failover: a managed service may hide the cluster, or its timeline.
 fn identity_finding(identity: &str) -> Option<Finding> {
+    // The first two parts are the cluster and its timeline; a part that the server hides is `-`.
     let is_hidden = identity.split('/').take(2).any(|part| part == "-");
     is_hidden.then(|| Finding {
         check: "database identity",
@@ -105,6 +107,7 @@ fn identity_finding(identity: &str) -> Option<Finding> {
 fn database_finding(known: &DatabaseFacts, log: Option<&LogFacts>) -> Finding {
     let database = &known.database;
     let finding = |verdict, found: String, fix| Finding { check: "recovery", verdict, found, fix };
+    // First: during a recovery the other facts are those of an unfinished repair.
     if known.under_way {
         let found = "a process recovers the database, or fills JetStream again".to_owned();
         return finding(Verdict::Warn, found, Some("wait; /ready of a gateway tells when it is done"));
@@ -133,6 +136,7 @@ fn database_finding(known: &DatabaseFacts, log: Option<&LogFacts>) -> Finding {
 /// Describes the last recovery. The report is a `RepairReport` of this version or another.
 fn summarize_recovery(database: &DatabaseState) -> String {
     let Some(report) = &database.report else { return String::new() };
+    // Another version may have written other fields.
     let number = |name: &str| report[name].as_i64().unwrap_or_default();
     let mut text = String::new();
     if let Some(restored_to) = report["restored_to"].as_str() {

@@ -8,8 +8,10 @@ pub(super) fn security_findings(installation: &Installation) -> Vec<Finding> {
     let hosted = installation.hosted;
     let settings = SecuritySettings {
         database_url: Some(&installation.database_url),
+        // `database_url` is the direct one already, if the operator named one.
         database_direct_url: None,
         nats_url: Some(&installation.nats.url),
+        // Only hosted installations need keys, so others count as complete.
         has_secret_keys: !hosted || !installation.secret_keys.is_empty(),
         has_signing_secret: Some(!hosted || installation.has_signing_secret),
     };

@@ -72,6 +72,7 @@ pub(super) async fn attempt_delivery(
         http: HttpAttempt {
             id: pusher.storage.new_attempt_id(),
             started_at: at,
+            // Attempts end after 10 s, so the number fits.
             latency_ms: i32::try_from(latency.as_millis()).unwrap_or(i32::MAX),
             status,
             answer,
@@ -177,6 +178,7 @@ fn judge_answer(endpoint: &Endpoint, answered: &Result<Answer, CallError>, now: 
                     let why = declared.and_then(|(_, why)| why);
                     Some(why.unwrap_or_else(|| DeadLetterReason::Rejected.default_error().to_owned()))
                 }
+                // In mode `response`, a 2xx whose body declares no ack is a failed attempt.
                 PushOutcome::Failed { .. } if (200..300).contains(&answer.status) => {
                     Some("response ack not signaled".to_owned())
                 }
@@ -216,6 +218,7 @@ fn decide_outcome(endpoint: &Endpoint, row: &PushRow, judgement: &Judgement, now
             match endpoint.retry.retry_delay(failed, fastrand::u64(..)) {
                 None => AttemptOutcome::DeadLettered { reason: DeadLetterReason::AttemptsExhausted },
                 Some(pause) => {
+                    // `Retry-After` wins over the schedule, even when it is shorter.
                     AttemptOutcome::Retry { at: call::instant_after(now, judgement.wait.unwrap_or(pause)), retry_no }
                 }
             }
@@ -235,5 +238,6 @@ fn message_location(row: &PushRow) -> Option<MessageLocation> {
 /// Returns the pause that an answer asks for: at least a second, at most a day.
 fn requested_pause(answer: &Answer, now: DateTime<Utc>) -> Option<Duration> {
     let wait = call::retry_after(&answer.headers, now)?;
+    // A second at least: `Retry-After: 0` would otherwise repeat the call in a tight loop.
     Some(wait.clamp(Duration::from_secs(1), MAX_RETRY_DELAY))
 }

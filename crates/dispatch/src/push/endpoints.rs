@@ -150,6 +150,7 @@ impl Endpoints {
                 health: Mutex::default(),
             })
         });
+        // A report of this worker may have been faster than the read, and is overwritten. The next read corrects it.
         *state.health.lock().unwrap_or_else(PoisonError::into_inner) = row.health;
         let (host, route) = self.route(&settings);
         let family_permits = self.families.get_with(family, || Arc::new(Semaphore::new(self.family_concurrency)));
@@ -182,6 +183,7 @@ impl Endpoints {
         // The proxy resolves the name; the static part of the URL is checked here all the same.
         let target = match policy.check_url(&settings.url) {
             Ok(target) => target,
+            // Kept as the route: each attempt then fails with the refusal, which the log of attempts shows.
             Err(refusal) => return (None, Route::Refused(refusal)),
         };
         let host = Some(target.host().to_owned());
@@ -198,6 +200,7 @@ impl Endpoints {
 
     /// Drops the settings of a changed node.
     pub(super) fn forget(&self, scope: WorkspaceScope, node: &NodeId) {
+        // The counter first: a read in progress that inserts the former settings afterwards removes them again.
         self.changes.fetch_add(1, Relaxed);
         self.known.invalidate(&(scope, node.clone()));
     }
@@ -209,6 +212,7 @@ impl Endpoints {
     }
 
     fn rate_per_worker(&self, workers: usize) -> Quota {
+        // A quota per second has a burst of as many calls, so the burst is the configured rate.
         let each = share_per_worker(self.rate.burst_size().get() as usize, workers);
         Quota::per_second(u32::try_from(each).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN))
     }
@@ -236,11 +240,14 @@ impl Endpoints {
             return Ok(Err(until));
         }
         state.rate.until_ready().await;
+        // An endpoint without a host is refused when it is called: no call leaves, so it needs no turn.
         if let Some(host) = &endpoint.host
             && let Err(pause) = self.destinations.wait_for_turn(endpoint.family, host, bytes).await
         {
             return Ok(Err(call::instant_after(self.storage.now(), pause)));
         }
+        // The permits that others share come last, and those of all tenants at the very end: a tenant at its limit
+        // waits without holding any of them.
         let Some(family_permit) = wait_for_permit(&endpoint.family_permits, CROWDED_CHECK_EVERY, &is_crowded).await
         else {
             return crowded_out();
@@ -255,6 +262,7 @@ impl Endpoints {
         let at_once = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
         let state = &endpoint.state;
         let permits = [at_once(&state.permits)?, at_once(&endpoint.family_permits)?, at_once(&self.all)?];
+        // After the permits: a check that succeeds uses the rate even if no call follows.
         state.rate.check().ok()?;
         if let Some(host) = &endpoint.host {
             // Events without a delivery are small.
@@ -278,6 +286,7 @@ impl Endpoints {
         if self.storage.claim_probe(endpoint.scope, &endpoint.node_id, ttl).await? {
             return Ok(None);
         }
+        // The result of that probe is in the row, so the next attempt reads it instead of the cached health.
         self.forget(endpoint.scope, &endpoint.node_id);
         Ok(Some(now + RETRY_PROBED))
     }
@@ -292,6 +301,7 @@ impl Endpoints {
     ) {
         let before = endpoint.health();
         let recovered = is_success && (before.failures > 0 || before.open_until.is_some());
+        // The usual success changes nothing and costs no statement.
         if !recovered && !is_failure && paused_until.is_none() {
             return;
         }

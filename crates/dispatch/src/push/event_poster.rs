@@ -63,11 +63,14 @@ impl EventPoster {
 
     /// True if this worker posts to the node.
     fn is_assigned_here(&self, owner: PushWorkerId, scope: WorkspaceScope, node: &NodeId) -> bool {
+        // Workers may hold different lists until their next renewal. An event is then posted twice or not at all, which
+        // best effort allows.
         let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         workers.get(node_turn(scope.workspace_id(), node, workers.len())) == Some(&owner)
     }
 
     pub(super) fn forget(&self, workspace: WorkspaceId) {
+        // The counter first: a read in progress that inserts the former list afterwards removes it again.
         self.moves.fetch_add(1, Ordering::Relaxed);
         self.pushed_agents.invalidate(&workspace);
     }
@@ -88,6 +91,7 @@ impl EventPoster {
                 }
                 pushed_agents
             }
+            // Not cached: the next event reads again.
             Err(_) => PushedAgents::default(),
         }
     }

@@ -152,6 +152,7 @@ async fn serve_until_idle(pusher: &Arc<PushDispatcher>, mut mailbox: LeasedMailb
 async fn release_mailbox(pusher: &Arc<PushDispatcher>, release: MailboxRelease) {
     while let Err(error) = pusher.storage.release(&release).await {
         tracing::debug!(error = &error as &dyn std::error::Error, "failed to release a mailbox, will retry");
+        // When the worker stops, `retire` releases all of its mailboxes.
         if pusher.stop.is_cancelled() {
             return;
         }
@@ -325,6 +326,7 @@ impl PageRun<'_> {
             }
         }
         if page_outcome.is_blocked || page_outcome.is_lost || page_outcome.again {
+            // Without a page read ahead, all attempts are recorded before the rows are read again.
             pipeline.next = None;
         }
         page_outcome
@@ -357,6 +359,7 @@ impl PageRun<'_> {
         if !matches!(outcome, AttemptOutcome::Retry { .. } | AttemptOutcome::Disabled { .. }) {
             pass_row(mailbox, row);
         }
+        // An ack moves the floor, from which a claim begins as well. Only a delivery needs the position.
         let pushed_seq = (outcome == AttemptOutcome::Delivered).then_some(mailbox.pushed_seq);
         let answer = self.pusher.recorder.record(PushAttempt { pushed_seq, ..attempt }).await;
         if !pipeline.unrecorded.push(answer).await {

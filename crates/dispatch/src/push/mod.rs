@@ -48,9 +48,11 @@ use crate::{QueueResult, destinations::Destinations};
 
 /// Lease of a worker. An attempt begins only if the lease outlasts it.
 const LEASE: Duration = Duration::from_secs(15);
+// An attempt needs 11 s of the lease, so attempts pause when renewals have failed for 4 s.
 const RENEW_EVERY: Duration = Duration::from_secs(1);
 /// Pause between two claims of due mailboxes. Notices are faster.
 const CLAIM_PAUSE: Duration = Duration::from_millis(250);
+// Mailboxes of one claim, which looks at eight times as many to be fair between tenants.
 const TAKE_BATCH: i64 = 256;
 /// Bound of the encoded bodies of requests in flight.
 const CALL_BYTES: usize = 32 * 1024 * 1024;
@@ -100,6 +102,7 @@ impl WorkerLease {
 
     fn extend(&self, asked_at: Instant) {
         let mut until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        // Compared before it is extended: other workers may have claimed our mailboxes between the two.
         if *until < Instant::now() {
             self.breaks.fetch_add(1, Ordering::Relaxed);
         }
@@ -141,6 +144,7 @@ impl PushDispatcher {
     /// Dispatches until `stop`, then lets attempts in progress finish and releases all mailboxes. It also stops when an
     /// essential part has ended.
     pub async fn run(self: Arc<Self>) {
+        // Subscribed before the first claim, so that no delivery falls between the claim and the notices.
         let notices = self.storage.notices();
         let mut helpers = JoinSet::new();
         helpers.spawn(Arc::clone(&self).keep_lease());
@@ -152,8 +156,11 @@ impl PushDispatcher {
             () = self.reader.stopped() => tracing::error!("push reader task stopped"),
         }
         self.stop.cancel();
+        // The lease is renewed until the last attempt has ended: storage refuses the records of an expired worker, and
+        // others would attempt the rows again.
         while tasks.join_next().await.is_some() {}
         helpers.abort_all();
+        // Last: from here on other workers claim the mailboxes, so no attempt may be in progress.
         if let Err(error) = self.storage.retire().await {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -172,6 +179,7 @@ impl PushDispatcher {
                     self.event_poster.set_workers(workers);
                 }
                 Err(error) => {
+                    // Not fatal: attempts stop by themselves when the lease no longer covers one.
                     tracing::warn!(error = &error as &dyn std::error::Error, "failed to renew the push lease")
                 }
             }
@@ -186,6 +194,7 @@ impl PushDispatcher {
         let mut is_due = true;
         let mut look_at = Instant::now();
         while !self.stop.is_cancelled() {
+            // Ended tasks still count in `tasks.len()` until they are taken out.
             while tasks.try_join_next().is_some() {}
             let room = self.max_served.saturating_sub(tasks.len());
             if std::mem::take(&mut is_due) {
@@ -197,9 +206,11 @@ impl PushDispatcher {
                 // Sorted for the removal of duplicates: a burst of notices names a mailbox many times.
                 named.sort_unstable_by_key(|(scope, agent)| (scope.workspace_id().get(), agent.get()));
                 named.dedup();
+                // The sweep makes mailboxes due that find no room here.
                 named.truncate(room);
                 self.take_named(tasks, std::mem::take(&mut named), &mut elsewhere).await;
             }
+            // `look_at` is kept over the rounds: a stream of notices does not postpone the claim of due mailboxes.
             let due = async {
                 tokio::time::sleep_until(look_at).await;
                 self.storage.wait_until_due().await;
@@ -241,6 +252,7 @@ impl PushDispatcher {
                 // Agents may have moved to or from an http_push node.
                 self.event_poster.forget(scope.workspace_id());
                 nodes.iter().for_each(|node| self.endpoints.forget(scope, node));
+                // After the caches: a task that wakes must not read the former settings again.
                 let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
                 for (key, task) in served.iter() {
                     if key.0 == scope && nodes.contains(&task.node_id) {
@@ -250,6 +262,8 @@ impl PushDispatcher {
                 }
             }
             Notice::Event(event) => event_poster::post(self, event),
+            // Only mailboxes in service depend on a lost notice. The sweep finds the others, and a changed endpoint is
+            // read again when its settings are too old.
             Notice::Lagged => self.wake_all_tasks(),
         }
     }
@@ -267,6 +281,7 @@ impl PushDispatcher {
 
     /// Claims due mailboxes; returns true if more may be due.
     async fn take_due(self: &Arc<Self>, tasks: &mut JoinSet<()>, limit: i64) -> bool {
+        // A claim that no attempt can follow would only keep the mailbox from other workers.
         if limit == 0 || !self.lease.covers_attempt() {
             return false;
         }
@@ -277,6 +292,7 @@ impl PushDispatcher {
                 more
             }
             Err(error) => {
+                // At debug: an outage already shows as a warning of the lease, which fails too.
                 tracing::debug!(error = &error as &dyn std::error::Error, "failed to claim due mailboxes, will retry");
                 false
             }
@@ -296,6 +312,8 @@ impl PushDispatcher {
             Ok(taken) => {
                 elsewhere.retain(|_, until| *until > Instant::now());
                 let until = Instant::now() + ELSEWHERE_TTL;
+                // A mailbox that was not claimed may also be disabled or blocked. Its row becomes due when that ends,
+                // so the claim of due mailboxes finds it.
                 for key in named {
                     if !taken.iter().any(|mailbox| mailbox.key() == key) {
                         elsewhere.insert(key, until);
@@ -315,6 +333,7 @@ impl PushDispatcher {
         let key = mailbox.key();
         let own = ServedMailbox { node_id: mailbox.node_id.clone(), wake: Notify::new(), moves: AtomicU64::new(0) };
         let own = Arc::new(own);
+        // Before the task starts: a notice finds the mailbox here at once, and `Notify` keeps it until the task waits.
         self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::clone(&own));
         let pusher = Arc::clone(self);
         tasks.spawn(async move {

@@ -60,6 +60,7 @@ async fn run(storage: Arc<dyn PushQueue>, mut queued: Batches<QueuedAttempt>) {
         let (attempts, replies) = Request::split(batch);
         let lost = match record_batch(&*storage, &attempts).await {
             Some(lost) => lost,
+            // One attempt is at fault: alone it delays no other.
             None => record_one_by_one(&*storage, &attempts).await,
         };
         for (attempt, reply) in attempts.iter().zip(replies) {
@@ -91,6 +92,7 @@ async fn record_batch(storage: &dyn PushQueue, attempts: &[PushAttempt]) -> Opti
             }
         }
     }
+    // Their tasks go back to the last recorded row, so that none is passed without a record.
     Some(attempts.iter().map(|attempt| attempt.mailbox.key()).collect())
 }
 
@@ -118,6 +120,7 @@ async fn record_one_by_one(storage: &dyn PushQueue, attempts: &[PushAttempt]) ->
 fn without_answer(attempt: &PushAttempt, now: DateTime<Utc>) -> PushAttempt {
     let retry_no = match attempt.outcome {
         AttemptOutcome::Retry { retry_no, .. } | AttemptOutcome::Disabled { retry_no, .. } => retry_no,
+        // These outcomes do not carry the number of failures, so the schedule begins again.
         AttemptOutcome::Delivered | AttemptOutcome::Acked | AttemptOutcome::DeadLettered { .. } => 1,
     };
     PushAttempt {

@@ -55,6 +55,7 @@ pub(super) fn event_call(
     secrets: &EndpointSecrets,
     now: DateTime<Utc>,
 ) -> HttpCall {
+    // Events have no delivery. Each is posted once, so a random id suffices for the signature and the header.
     let webhook_id = format!("whd_{}", uuid::Uuid::new_v4());
     // JSON values always encode.
     let body = serde_json::to_vec(body).unwrap_or_default();

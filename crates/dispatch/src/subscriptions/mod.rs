@@ -61,6 +61,7 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
         Self {
             queue,
             destinations,
+            // A process id alone is the same in many containers.
             owner: format!("{}-{:08x}", std::process::id(), fastrand::u32(..)),
             permits: Arc::new(Semaphore::new(usize::from(PERMITS))),
             failing_permits: Arc::new(Semaphore::new(usize::from(FAILING_PERMITS))),
@@ -81,6 +82,7 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
             (ClaimedHealth::Healthy, &self.permits, PERMITS),
             (ClaimedHealth::Failing, &self.failing_permits, FAILING_PERMITS),
         ] {
+            // No more than there are permits: a claimed subscription without one would be idle until its lease expires.
             let free = i64::try_from(permits.available_permits()).unwrap_or(0);
             if free == 0 {
                 continue;
@@ -100,6 +102,7 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
                 let (queue, destinations) = (Arc::clone(&self.queue), Arc::clone(&self.destinations));
                 let stop = self.stop.clone();
                 self.serving.spawn(async move {
+                    // A panic ends the service of this subscription only, and the permit is free again.
                     isolate("subscription", serve::serve(&*queue, &destinations, leased, &stop)).await;
                     drop(permit);
                 });
@@ -122,6 +125,7 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
             return Ok(());
         }
         self.queue.watch_deliveries().await?;
+        // Only after a success, so that a failed round marks them again. The lock is not held over the statement.
         *self.watched_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         Ok(())
     }

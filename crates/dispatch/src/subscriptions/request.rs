@@ -19,12 +19,14 @@ pub(super) fn request(
     now: DateTime<Utc>,
 ) -> HttpCall {
     let mut headers = HeaderMap::new();
+    // The headers of the tenant first, so that none of them replaces one of ours.
     for (name, value) in &secrets.headers {
         set_header(&mut headers, name, value);
     }
     let id = pending.delivery_id.to_string();
     set_header(&mut headers, header::CONTENT_TYPE.as_str(), "application/json");
     set_header(&mut headers, "x-relay-event", &pending.event_kind);
+    // Time of the event, the same for each attempt. A standard signature has a time of its own.
     set_header(&mut headers, "x-relay-timestamp", &Timestamp(pending.created_at).to_string());
     set_header(&mut headers, "x-relay-delivery", &id);
     set_header(&mut headers, "webhook-id", &id);

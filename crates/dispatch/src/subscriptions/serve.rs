@@ -106,6 +106,7 @@ async fn attempt_call<Q: SubscriptionQueue>(
     secrets: &SubscriptionSecrets,
     mut pending: PendingCall,
 ) -> QueueResult<NextStep> {
+    // Checked at each call: the policy may have become stricter since the registration.
     let posted = match queue.client().policy().check_url(&leased.url) {
         Ok(target) => {
             if let Err(pause) = destinations.wait_for_turn(leased.family, target.host(), pending.body.len()).await {
@@ -131,6 +132,8 @@ async fn attempt_call<Q: SubscriptionQueue>(
         CallOutcome::DeadLetter => "given_up",
     };
     metrics::counter!(metric_names::SUBSCRIPTION_CALLS, "outcome" => outcome).increment(1);
+    // Recorded before the verdict is applied: the number of failures includes this call, and those of other workers
+    // before.
     let Some(run) = queue.record(leased, &attempt, LEASE).await? else { return Ok(NextStep::Abandon) };
     let failing_for = run.since.and_then(|since| (now - since).to_std().ok()).unwrap_or_default();
     let reason = match verdict {
@@ -162,6 +165,7 @@ fn judge_call(
         Err(Failure::Refused(refusal)) => (None, AnswerClass::Final, Some(format!("not called: {refusal}")), None),
         Err(failure) => (None, AnswerClass::Retry, Some(failure.to_string()), None),
     };
+    // `failures` does not include this call yet.
     let probe_at = probe_delay(failures + 1).map(|pause| call::instant_after(now, pause));
     let (outcome, blocked_until) = match (verdict, retry_delay(pending.attempts + 1, retry_after)) {
         (AnswerClass::Delivered, _) => (CallOutcome::Delivered, None),
@@ -171,6 +175,7 @@ fn judge_call(
             // Later events wait too, because events leave in order.
             (CallOutcome::Retry(at), Some(at))
         }
+        // A given-up event does not block the next one, unless the endpoint is only probed.
         (AnswerClass::Retry | AnswerClass::Final | AnswerClass::Gone, _) => (CallOutcome::DeadLetter, probe_at),
     };
     let error = error.map(|text| call::bounded(&text, MAX_ERROR_CHARS));

@@ -108,6 +108,7 @@ impl FromIterator<(Right, bool)> for RightSettings {
 
 /// Rights in force for one agent.
 #[derive(Clone, Copy, PartialEq, Eq)]
+// A bit for each right, by its place in the declaration. Nothing stores the number, so that places may change.
 pub struct Rights(u16);
 
 impl Rights {
@@ -303,6 +304,7 @@ pub fn check(actor: Actor, operation: Operation) -> Result<(), Refusal> {
         Actor::Agent { id, rights } => (Some(id), rights),
         Actor::Outsider => (None, Rights(0)),
     };
+    // `None` means the workspace key in an operation and an outsider in the actor: the two must not be equal.
     let is_actor = |agent: Option<AgentId>| agent.is_some() && agent == id;
     let allow = |allowed: bool, refusal: Refusal| if allowed { Ok(()) } else { Err(refusal) };
     match operation {

@@ -30,13 +30,16 @@ pub const MAX_ERROR_BYTES: usize = 4096;
 /// Maximum number of action definitions in one workspace.
 pub const MAX_ACTIONS: i64 = 10_000;
 
+// At either of these two bounds a new invocation is refused with 429 `too_many_invocations`.
 /// Maximum number of open invocations of one action.
 pub const MAX_OPEN_PER_ACTION: i64 = 2_000;
 /// Maximum number of open invocations in one workspace.
 pub const MAX_OPEN_PER_WORKSPACE: i64 = 10_000;
+// At the bound a new invocation is refused with 503 `handler_unavailable`.
 /// Maximum number of invocations that wait for one offline provider.
 pub const OFFLINE_QUEUE: i64 = 100;
 
+// Work that its provider has accepted, or that only this node can do, stays with it (ADR 0011).
 /// Time after which an unanswered invocation moves from its node to another capable node.
 pub const DISPATCH_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time without a sign of life of its handler after which an action may be taken over.
@@ -55,6 +58,7 @@ pub const RESEND_GRACE: Duration = Duration::from_secs(3);
 pub const PROVIDER_LOST_GRACE: Duration = Duration::from_secs(2);
 /// Number of attempts that providers may hand back before the invocation fails.
 pub const MAX_HAND_BACKS: i32 = 5;
+// The broker's own result takes precedence: it has the output, which the engine can only make up.
 /// Time for which an agent listed in an inventory waits for its provider's own result of the spawn invocation.
 pub const INVENTORY_RESULT_GRACE: Duration = Duration::from_secs(2);
 /// Maximum age of outcomes that a reconnecting caller is notified of; it reads older outcomes over REST.
@@ -122,6 +126,7 @@ pub fn is_invokable_capacity(name: &str) -> bool {
 /// Returns the delay before the next attempt after `attempt` attempts (from 1) have failed.
 #[must_use]
 pub fn retry_backoff(attempt: i32) -> Duration {
+    // 16 doublings are far above the longest delay; more would overflow the shift.
     let doublings = attempt.saturating_sub(1).clamp(0, 16).unsigned_abs();
     BACKOFF.0.saturating_mul(1 << doublings).min(BACKOFF.1)
 }

@@ -115,6 +115,7 @@ fn collect_anchors<'a>(schema: &'a Value, anchors: &mut HashMap<&'a str, &'a Val
             if let Some(name) = map.get("$id").and_then(Value::as_str).and_then(|id| id.strip_prefix('#')) {
                 anchors.insert(name, schema);
             }
+            // The recursion is bounded: JSON of clients nests `MAX_JSON_DEPTH` levels at most.
             map.values().for_each(|part| collect_anchors(part, anchors));
         }
         Value::Array(parts) => parts.iter().for_each(|part| collect_anchors(part, anchors)),
@@ -139,6 +140,7 @@ fn decode_percent(text: &str) -> String {
             }
         }
     }
+    // A text that is not UTF-8 names no part, whatever replaces its bytes.
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -205,6 +207,7 @@ fn keyword<'a>(name: &str, value: &'a Value) -> Keyword<'a> {
         ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(reference)) => Keyword::Reference(reference),
         ("allOf" | "anyOf" | "oneOf", Value::Array(parts)) => Keyword::InPlace(parts.iter().collect()),
         ("not" | "if" | "then" | "else", part) => Keyword::InPlace(vec![part]),
+        // In older drafts an array stands there too; it only names required properties.
         ("dependentSchemas" | "dependencies", Value::Object(parts)) => {
             Keyword::InPlace(parts.values().filter(|part| part.is_object()).collect())
         }
@@ -270,6 +273,8 @@ impl<'a> Weigher<'a> {
 
     fn weigh_target(&mut self, reference: &str, depth: usize) -> Result<u64, SchemaProblem> {
         let target = self.references.resolve(reference)?;
+        // By address: a part is weighed once and counted for each reference, so that references multiply the weight but
+        // not the time to find it.
         let key = std::ptr::from_ref(target);
         match self.known.get(&key) {
             // A circle: how often it is run through depends on the input, and is counted there.

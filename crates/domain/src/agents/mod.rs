@@ -94,6 +94,7 @@ pub fn direct_machine(prefix: &str, agent: AgentId) -> Result<String, InvalidTex
         return Err(InvalidText { field, problem: TextProblem::Malformed });
     }
     check_machine(field, prefix)?;
+    // The low digits: the high ones are those of the time, which agents that register together share.
     let mut rest = agent.get().unsigned_abs();
     let suffix: String = (0..6)
         .filter_map(|_| {

@@ -29,6 +29,7 @@ pub fn stable_event_id(message: MessageId) -> Uuid {
     for (word, lane) in bytes.chunks_exact_mut(4).zip(lanes) {
         word.copy_from_slice(&lane.to_be_bytes());
     }
+    // The bits of version 5 and of the variant (RFC 9562).
     bytes[6] = (bytes[6] & 0x0f) | 0x50;
     bytes[8] = (bytes[8] & 0x3f) | 0x80;
     Uuid::from_bytes(bytes)

@@ -46,6 +46,7 @@ pub fn check_content_type(text: &str) -> Result<(), InvalidText> {
     let malformed = InvalidText { field: "content_type", problem: TextProblem::Malformed };
     let is_token = |part: &str| !part.is_empty() && part.bytes().all(is_token_byte);
     let (kind, subtype) = essence(text).split_once('/').ok_or(malformed.clone())?;
+    // The text becomes a header of downloads, which a control character would break.
     let printable = text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
     if is_token(kind) && is_token(subtype) && printable { Ok(()) } else { Err(malformed) }
 }
@@ -97,8 +98,10 @@ fn matches(pattern: &str, essence: &str) -> bool {
 #[must_use]
 pub fn content_disposition(filename: &str) -> String {
     let base = filename.rsplit(['/', '\\']).next().unwrap_or_default();
+    // A leading dot would save the download as a hidden file.
     let base = base.trim().trim_start_matches('.');
     let base = if base.is_empty() { "file" } else { base };
+    // A quote, a backslash or a line end would end the quoted name or the header.
     let plain: String =
         base.chars().map(|c| if c.is_ascii_alphanumeric() || " .-_()".contains(c) { c } else { '_' }).collect();
     let mut encoded = String::new();

@@ -140,6 +140,7 @@ impl ContentBudget {
         let mut open: Vec<usize> = (0..mailboxes.len()).collect();
         while !open.is_empty() {
             open.retain(|&at| {
+                // A mailbox ends with its first row that does not fit: later rows must not overtake it.
                 let fits = mailboxes[at].get(fitting[at]).is_some_and(|row| self.add(row.as_ref()));
                 fitting[at] += usize::from(fits);
                 fits

@@ -180,6 +180,7 @@ impl<F> MailboxStream<F> {
 
     /// Handles a failed repair. It will be requested again.
     pub fn on_repair_failed(&mut self) {
+        // `gap_since` stays: the frame has been missing for long enough, so the next request need not wait again.
         self.repairing = false;
     }
 
@@ -241,6 +242,7 @@ impl<F> MailboxStream<F> {
     /// The ack is clamped to the highest seq sent on this or an earlier connection, so that a faulty client cannot
     /// acknowledge unsent deliveries.
     pub fn on_ack(&mut self, up_to: Seq) -> Option<Ack> {
+        // Also taken while suspended: the frames were sent here, and the write is fenced by the agent's location.
         let floor = up_to.min(self.sent);
         if self.phase == Phase::Gated || floor <= self.acked {
             return None;

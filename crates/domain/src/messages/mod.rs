@@ -34,6 +34,7 @@ pub fn client_metadata(stored: &JsonText) -> JsonText {
     if !stored.is_object() {
         return JsonText::empty_object();
     }
+    // Most metadata has no such key; searching the text is cheaper than parsing it.
     if !stored.get().contains(HIDDEN_METADATA) {
         return stored.clone();
     }

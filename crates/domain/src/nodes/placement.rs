@@ -56,6 +56,7 @@ impl Candidate {
     /// Returns the measured load plus the assumed load of the reservations.
     fn expected_load(&self) -> Option<f64> {
         let share = if self.max == 0 { SHARE_WITHOUT_LIMIT } else { 1.0 / f64::from(self.max) };
+        // A node reports its load itself: a value out of range must not attract all work.
         self.load.map(|load| load.clamp(0.0, 1.0) + f64::from(self.reserved) * share)
     }
 

@@ -115,6 +115,7 @@ impl NodeProvider {
 /// Name of a capability, without the rest of its text.
 #[derive(Deserialize)]
 struct NamedCapability<'a> {
+    // A name with an escape cannot be borrowed from the text.
     #[serde(borrow)]
     name: Cow<'a, str>,
 }

@@ -30,6 +30,7 @@ fn is_absolute_path(text: &str) -> bool {
     match text.as_bytes() {
         [b'/' | b'\\' | b'~', ..] => true,
         [drive, b':', b'/' | b'\\', ..] => drive.is_ascii_alphabetic(),
+        // `get`: the fifth byte may lie within a character, at which an index would panic.
         _ => text.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("file:")),
     }
 }

@@ -104,6 +104,7 @@ impl ScopeSet {
     #[must_use]
     pub const fn from_scopes(scopes: &[ObserverScope]) -> Self {
         let (mut bits, mut i) = (0, 0);
+        // A constant function cannot iterate with `for`.
         while i < scopes.len() {
             bits |= 1 << scopes[i] as u16;
             i += 1;
@@ -242,6 +243,7 @@ impl ObserverFilters {
         if bytes > MAX_FILTERS_BYTES {
             return Err(InvalidFilters::TooLong);
         }
+        // As `milliseconds` writes them, so that the filters that are read from the token equal these.
         self.created_after = self.created_after.map(|at| at.duration_trunc(TimeDelta::milliseconds(1)).unwrap_or(at));
         Ok(self)
     }
@@ -269,6 +271,7 @@ fn check_list<T>(
     if !list.iter().all(fits) {
         return Err(InvalidFilters::BadEntry(field));
     }
+    // 6: quotes, colon, brackets and comma of the list. 3: quotes and comma of an entry.
     Ok(field.len() + 6 + list.iter().map(|entry| length(entry) + 3).sum::<usize>())
 }
 

@@ -23,6 +23,7 @@ pub(super) fn required_scope(kind: &str, has_conversation: bool) -> ObserverScop
             "channel" | "member" => ObserverScope::Channels,
             "delivery" => ObserverScope::Deliveries,
             "node" => ObserverScope::Nodes,
+            // Actions, session events, and kinds that a later version has recorded.
             _ => ObserverScope::Activity,
         },
     }

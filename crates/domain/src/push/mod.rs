@@ -30,6 +30,7 @@ pub const MAX_SCHEDULE_ENTRIES: usize = 32;
 pub const MAX_RETRY_DELAY: Duration = Duration::from_secs(24 * 3600);
 /// Delays of the example schedule of Standard Webhooks, in seconds.
 pub const STANDARD_SCHEDULE: [u32; 9] = [5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400];
+// Without it, deliveries that failed together in an outage would all be attempted again at the same instants.
 /// Random variation of a scheduled delay, in percent.
 const JITTER_PERCENT: u64 = 20;
 
@@ -96,6 +97,7 @@ impl RetryPolicy {
             Self::Schedule(pauses) => {
                 let pause = pauses.get(usize::try_from(failed.max(1) - 1).unwrap_or(usize::MAX))?;
                 let percent = 100 - JITTER_PERCENT + chance % (2 * JITTER_PERCENT + 1);
+                // The conversion cannot fail: the percentage is 120 at most.
                 Some(pause.mul_f64(f64::from(u32::try_from(percent).unwrap_or(100)) / 100.0))
             }
         }
@@ -106,6 +108,7 @@ impl RetryPolicy {
 /// each time up to 10 min.
 #[must_use]
 pub fn consumer_backoff(failed: u32) -> Duration {
+    // Seven doublings exceed the maximum; more would overflow the shift.
     Duration::from_secs(5 << failed.clamp(1, 8).saturating_sub(1)).min(Duration::from_secs(600))
 }
 
@@ -175,6 +178,7 @@ pub fn header_problem(name: &str, value: &str) -> Option<&'static str> {
     }
     let lower = name.to_ascii_lowercase();
     let own = ["content-type", "x-relaycast-event", "x-relaycast-delivery", "x-forward-to", "x-proxy-auth"];
+    // With these a tenant could make one request look like two to a server or to a proxy before it.
     let of_the_connection =
         ["content-length", "transfer-encoding", "content-encoding", "host", "connection", "upgrade", "te", "trailer"];
     if own.contains(&&*lower) || lower.starts_with("webhook-") || of_the_connection.contains(&&*lower) {

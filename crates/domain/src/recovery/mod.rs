@@ -23,6 +23,7 @@ pub struct LogCoverage {
 #[must_use]
 pub fn covers_restore(log: Option<LogCoverage>, restored_to_ms: i64) -> bool {
     log.is_some_and(|log| {
+        // A log that is younger than the restored state has replaced one with further entries.
         log.created_at_ms <= restored_to_ms && (log.is_complete || log.oldest_at_ms <= restored_to_ms - CLOCK_SLACK_MS)
     })
 }

@@ -52,6 +52,7 @@ pub fn retry_delay(attempts: i32, retry_after: Option<Duration>) -> Option<Durat
         2 => Duration::from_secs(2),
         _ => return None,
     };
+    // The URL may ask for more time than the schedule gives, not for less.
     Some(retry_after.map_or(pause, |asked| asked.min(MAX_RETRY_AFTER).max(pause)))
 }
 

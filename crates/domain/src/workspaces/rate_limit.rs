@@ -11,6 +11,7 @@ pub const WINDOW_SECONDS: i64 = 60;
 /// Cost of a plain request in units. Divisible by the factors that the costs of routes need (docs/limits.md, "Request
 /// rates").
 pub const UNITS_PER_REQUEST: u32 = 6;
+// More batches divide the limit more evenly among gateways, and cost more writes.
 /// Number of batches in which a limit is acquired.
 const BATCHES: u32 = 16;
 /// Divisor of a limit for the advance units of one gateway.
@@ -115,6 +116,7 @@ pub const fn caller_share(limit: u32) -> u32 {
 /// Returns the units that one caller may spend at once: half of its share.
 #[must_use]
 pub fn caller_burst(share: u32) -> u32 {
+    // A smaller burst would refuse the most expensive request for ever.
     (share / 2).max(MAX_COST)
 }
 
@@ -175,10 +177,13 @@ impl Lease {
 
     /// Starts a new window if it is time, and adopts a changed limit.
     pub fn roll_window(&mut self, limit: u32, window: i64) {
+        // Only forwards: a caller may have read the clock before another one started the new window.
         if window > self.window {
+            // Demand of a window that is longer ago says nothing about this one.
             let before = if window == self.window + 1 { self.acquired } else { 0 };
             *self = Self { acquired_before: before, ..Self::new(limit, window) };
         } else if limit != self.limit {
+            // Spent and acquired units stay; otherwise each change of the limit would grant them again.
             *self = Self { limit, exhausted: false, advance: advance_units(limit), ..self.clone() };
         }
     }
@@ -200,7 +205,9 @@ impl Lease {
     /// Returns the number of units to acquire now, ahead of use; 0 for none.
     #[must_use]
     pub fn units_to_acquire(&self) -> u32 {
+        // Below half a batch the next one is acquired in the background, before requests have to wait for it.
         let plenty = self.spendable().saturating_sub(self.used) >= batch_units(self.limit) / 2;
+        // Traffic that the advance units cover causes no writes.
         let light = self.used <= advance_units(self.limit) / 2;
         if self.exhausted || plenty || light { 0 } else { self.next_batch_units() }
     }

@@ -52,8 +52,11 @@ impl Access {
         limit.charge(address).map_err(|retry_after| EngineError::TooManyUnknownTokens { retry_after })?;
         let authenticated = authentication.await;
         match &authenticated {
+            // The token is unknown, so the charge stays.
             Err(EngineError::Unauthenticated(_)) => return authenticated,
+            // Tokens of webhooks and signed observer tokens are in no token cache, so only this makes them familiar.
             Ok(_) => self.tokens.remember(hash),
+            // Storage is unavailable, or the workspace is suspended: this says nothing about the token.
             Err(_) => {}
         }
         limit.refund(address);
@@ -66,12 +69,14 @@ impl Access {
     /// When the token is malformed, unknown, revoked or of an ended workspace.
     pub async fn authenticate(&self, token: &str) -> EngineResult<Credential> {
         let kind = TokenKind::from_prefix(token).ok_or(EngineError::Unauthenticated(BadCredential::TokenFormat))?;
+        // Signed ones are verified without a lookup, and all of them are judged by the latest state of their token.
         if kind == TokenKind::Observer {
             let access = self.observers.authenticate(token).await?;
             self.suspensions.check_not_suspended(access.scope)?;
             return Ok(Credential::Observer(access));
         }
         let credential = self.tokens.cached_credential(kind, TokenHash::from_token(token)).await?;
+        // Apart from the cached credential: a suspension revokes no token, and its list is read on its own.
         self.suspensions.check_not_suspended(credential.scope())?;
         if let Credential::Agent(agent) = &credential {
             self.seen.note(agent.scope, agent.agent_id, self.core.now());
@@ -96,6 +101,7 @@ impl Access {
 
     /// Returns those of these tokens that are revoked, or whose workspace has ended.
     pub async fn revoked_tokens(&self, hashes: &[TokenHash]) -> EngineResult<Vec<TokenHash>> {
+        // Not from the cache: this finds the open sockets that lost the hint of a revocation.
         Ok(self.core.store.revoked_tokens(hashes).await?)
     }
 }

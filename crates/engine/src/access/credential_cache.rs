@@ -73,6 +73,7 @@ impl CredentialCache {
             self.workspaces.latest(place_of_workspace(workspace)),
             self.all.load(Ordering::SeqCst),
         ];
+        // The cache itself counts from the insertion, which a slow read delays.
         let is_young = read_at.at.elapsed() < self.cached_for;
         (is_young && invalidated.iter().all(|number| *number <= read_at.number)).then_some(credential)
     }
@@ -102,6 +103,8 @@ impl CredentialCache {
     }
 
     fn next_number(&self) -> u64 {
+        // Raised before its subject is marked. A read that begins in between carries the new number, rightly so:
+        // storage has changed before.
         self.count.fetch_add(1, Ordering::SeqCst) + 1
     }
 }
@@ -131,6 +134,7 @@ fn place_of_token(hash: &TokenHash) -> usize {
 }
 
 pub(super) fn place_of_workspace(workspace: WorkspaceId) -> usize {
+    // Below `PLACES`, so the conversion cannot fail.
     usize::try_from(workspace.get().unsigned_abs() % PLACES as u64).unwrap_or(0)
 }
 

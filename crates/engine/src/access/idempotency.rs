@@ -63,6 +63,7 @@ impl ClientKey {
     fn hash(&self, actor: &str, operation: &str, target: &str) -> [u8; 32] {
         let mut digest = Sha256::new();
         for part in [actor, operation, target, &self.text] {
+            // The length sets the parts apart: otherwise `ab`, `c` and `a`, `bc` would have one hash.
             digest.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
             digest.update(part);
         }

@@ -37,6 +37,7 @@ const QUEUE: QueueConfig<LookupRequest, Familiarity> = QueueConfig {
     name: "token_lookups",
     max_items: 32_768,
     key_share: 2,
+    // Items of one size: their number is the bound.
     max_bytes: u32::MAX,
     batch_items: 512,
     batch_bytes: usize::MAX,
@@ -67,6 +68,7 @@ impl TokenReader {
         familiarity: Familiarity,
     ) -> Result<StoreResult<TokenLookup>, QueueFull> {
         let answer = self.0.try_request(PresentedToken { hash, familiarity })?;
+        // The reply is missing only when the task has ended, at the end of the process.
         Ok(answer.await.unwrap_or_else(|_| Err(unavailable())))
     }
 }
@@ -81,6 +83,7 @@ pub(crate) async fn look_up_tokens(engine: Weak<Inner>, mut lookups: TokenLookup
     while let Some(batch) = lookups.next().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
+        // After a long batch many callers have given up, and their lookups would delay the others.
         let wanted = batch.into_iter().filter(|request| !request.reply.is_closed()).collect();
         let (tokens, replies) = Request::split(wanted);
         if unavailable_since.is_some_and(|at| at.elapsed() < OUTAGE_BACKOFF) {

@@ -22,6 +22,7 @@ pub(crate) async fn reencrypt_step(engine: &Engine) -> EngineResult<(u64, bool)>
     let mut done = 0;
     for row in &rows {
         match reencrypt(secrets, row)? {
+            // A row that was replaced meanwhile is skipped: the current key has encrypted its new secret.
             Some(fresh) => done += u64::from(engine.store().replace_secret(row, &fresh).await?),
             None => {
                 tracing::warn!(key.id = row.sealed.key_id, owner = ?row.owner, "failed to decrypt secrets: unknown key")
@@ -31,6 +32,7 @@ pub(crate) async fn reencrypt_step(engine: &Engine) -> EngineResult<(u64, bool)>
     if done > 0 {
         tracing::info!(secrets = done, "secrets were re-encrypted with the current key");
     }
+    // Rows that cannot be decrypted do not count: each step finds them again, and the loop would never pause.
     Ok((done, done >= BATCH_SIZE.unsigned_abs()))
 }
 

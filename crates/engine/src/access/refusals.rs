@@ -58,6 +58,7 @@ impl RefusalLog {
     /// Returns whether a denied invocation is to be recorded, and counts it as recorded.
     pub(crate) fn is_denial_due(&self, workspace: WorkspaceId, agent: AgentId) -> bool {
         self.with_window(workspace, |window| {
+            // An agent gets an entry only with a recorded denial, so `MAX_RECORDED` bounds the map as well.
             let of_agent = window.denials.get(&agent).copied().unwrap_or(0);
             let is_due = of_agent < MAX_DENIALS && window.all_denials < MAX_RECORDED;
             if is_due {

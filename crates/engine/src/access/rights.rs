@@ -30,6 +30,7 @@ impl<'a> From<&'a Credential> for RightsCaller<'a> {
     fn from(caller: &'a Credential) -> Self {
         match caller {
             Credential::Agent(agent) => agent.into(),
+            // Only refusals of agents are recorded, so no other caller needs a name.
             Credential::Workspace { scope } => Self { scope: *scope, actor: Actor::Workspace, name: "" },
             Credential::Node(_) | Credential::Observer(_) => {
                 Self { scope: caller.scope(), actor: Actor::Outsider, name: "" }

@@ -92,6 +92,7 @@ impl Secrets {
         if known.is_empty() {
             let mut fresh = [0; 32];
             getrandom::fill(&mut fresh).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
+            // Another process may have stored its own key first. The read below returns the one that all of them use.
             store.insert_secret_key(GENERATED_KEY_ID, &fresh).await?;
         }
         add_generated(store, &mut known).await?;
@@ -124,6 +125,7 @@ impl Secrets {
     /// When the system has no randomness.
     pub(crate) fn seal(&self, context: &str, plain: &[u8]) -> EngineResult<EncryptedSecret> {
         let key = self.keys.first().ok_or(EngineError::Internal(Fault::NoRandomness))?;
+        // Random: processes share the key without a common counter.
         let mut nonce = [0; NONCE_LEN];
         getrandom::fill(&mut nonce).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         let mut sealed = plain.to_vec();

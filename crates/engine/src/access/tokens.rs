@@ -96,6 +96,7 @@ impl Tokens {
     /// Invalidates a cached token: it is revoked, or its owner has changed.
     pub(crate) fn forget(&self, hash: &TokenHash) {
         self.cache.credentials.forget(hash);
+        // It counts as a stranger again: its repetitions are charged to the address.
         self.cache.recent.invalidate(hash);
     }
 
@@ -121,6 +122,7 @@ impl Tokens {
 
     /// Invalidates a revoked token here and in the other processes.
     pub(crate) fn revoke(&self, hash: TokenHash) {
+        // Here at once, since the caller is answered before the hint comes back to this process.
         self.forget(&hash);
         self.core.hints.token_revoked(hash);
     }
@@ -134,6 +136,7 @@ impl Tokens {
     /// Invalidates the rights of a workspace's agents here and in the other processes.
     pub(crate) fn rights_changed(&self, scope: WorkspaceScope) {
         self.forget_workspace(scope.workspace_id());
+        // Receivers of this hint forget the tokens of the workspace as well.
         self.core.hints.quotas_changed(scope);
     }
 
@@ -155,14 +158,17 @@ impl Tokens {
 
     async fn look_up(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
         let cache = &self.cache;
+        // Tokens are drawn at random, so one that was unknown does not become valid within the second.
         if let Some(refusal) = cache.refused.get(&hash) {
             count_lookup("repeated");
             return Err(refusal.into_error(kind));
         }
+        // `get` counts as a use and `contains_key` does not: a token in use stays familiar.
         let familiarity = match cache.recent.get(&hash) {
             Some(()) => Familiarity::Known,
             None => Familiarity::Stranger,
         };
+        // Before the lookup, so that a revocation during it outdates the outcome.
         let read_at = cache.credentials.begin_read();
         let found = self.reader.look_up(hash, familiarity).await.map_err(|_| {
             count_lookup("refused");

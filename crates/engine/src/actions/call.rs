@@ -216,8 +216,10 @@ impl Actions {
             handler: call.handler,
             caller: Invoker { agent_id: call.caller_id, name: call.caller_name },
             input: call.input,
+            // Only an agent has a mailbox for the outcome.
             durable: call.durable && call.caller_id.is_some(),
             key: call.key,
+            // Decides among nodes with equal load. Drawn here, because the rules of placement are pure.
             entropy: fastrand::u64(..),
             at: self.core.now(),
         };
@@ -227,6 +229,7 @@ impl Actions {
                 let node_id = dispatch.map(|dispatch| dispatch.node_id);
                 Ok(PlacedInvocation { id, status, node_id, created_at, replayed: false })
             }
+            // An earlier request with this key has committed, perhaps while this one was checked.
             InvokeOutcome::KeyUsed => self.find_repeated_invocation(scope, key).await,
             // The queue retries these itself.
             InvokeOutcome::Busy => Err(EngineError::Overloaded),
@@ -288,6 +291,7 @@ impl Actions {
                 }
                 Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())))
             }
+            // The workspace key is none of the named agents.
             None if action.available_to.is_some() => {
                 Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())))
             }

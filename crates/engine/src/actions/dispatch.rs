@@ -81,11 +81,13 @@ impl DispatchRecorder {
 
     /// Notes that a caller received an outcome.
     pub(super) fn record_outcome_sent(&self, scope: WorkspaceScope, invocation: InvocationId) {
+        // Without a note the outcome may be sent once more, under the same id, which brokers drop.
         let _ = self.outcomes.try_send((scope, invocation));
     }
 
     /// Notes that an invocation has its outcome.
     pub(super) fn record_end(&self, scope: WorkspaceScope, invocation: InvocationId) {
+        // Without this note the record that it was sent changes nothing: an ended invocation is not marked.
         let _ = self.invocations.try_send(InvocationNote::Ended(scope, invocation));
     }
 }
@@ -107,6 +109,7 @@ pub(crate) async fn write_dispatch_notes(engine: Weak<Inner>, notes: DispatchNot
             write(&engine, |store| async move { store.mark_outcomes_announced(announced).await }).await;
         }
     };
+    // Side by side: a statement for one kind that waits for storage must not hold up the other.
     tokio::join!(write_invocations, write_outcomes);
 }
 
@@ -127,6 +130,7 @@ fn unanswered(notes: Vec<InvocationNote>) -> Vec<SentInvocation> {
 async fn write<F: Future<Output = StoreResult<()>>>(engine: &Weak<Inner>, notes: impl Fn(Store) -> F) {
     while let Some(inner) = engine.upgrade() {
         let written = notes(inner.core.store.clone());
+        // Before the wait: during an outage these retries would keep the engine from ending.
         drop(inner);
         match written.await {
             Err(error) if !matches!(error, StoreError::Refused { .. }) => {
@@ -140,6 +144,7 @@ async fn write<F: Future<Output = StoreResult<()>>>(engine: &Weak<Inner>, notes:
                     error = &error as &dyn std::error::Error,
                     "failed to record dispatched invocations: storage refused the statement"
                 );
+                // A repetition would be refused as well, and would hold up all later notes.
                 return;
             }
             Ok(()) => return,
@@ -166,6 +171,7 @@ impl Actions {
 
     /// Hints the gateway with the socket to write an invocation.
     pub(super) fn hint_dispatch(&self, new: &NewInvocation, dispatch: &Dispatch) {
+        // No gateway holds its socket now; the next one finds the row by its scan.
         let Some(gateway) = dispatch.gateway_id else { return };
         let action = match &new.handler {
             Handler::Agent(_) => &new.action_name,

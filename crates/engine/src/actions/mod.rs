@@ -94,6 +94,7 @@ impl Actions {
         let (handler_agent, handler_node) = match (&agent_name, &node_name) {
             (Some(agent), None) => (Some(self.handler_agent(caller, agent).await?), None),
             (None, Some(node)) => {
+                // No agent is the handler of a node's action, so only the workspace key defines it.
                 self.core.authorize(caller, Operation::ManageAction { handler: None }).await?;
                 (None, Some(self.handler_node(scope, node, &request.name).await?))
             }
@@ -132,6 +133,7 @@ impl Actions {
             DefineOutcome::NameTaken => return Err(EngineError::Conflict(Conflict::ActionName(request.name))),
             DefineOutcome::TooMany => return Err(EngineError::LimitExceeded(Limit::Actions)),
         };
+        // Read back: after a takeover only the handler is that of the request.
         let row = self.core.store.action(scope, &request.name).await?;
         Ok((row.ok_or(EngineError::NotFound(Missing::Action))?, defined))
     }
@@ -192,6 +194,7 @@ impl Actions {
         let row = self.core.store.action(scope, name).await?.ok_or(EngineError::NotFound(Missing::Action))?;
         if let Credential::Agent(agent) = caller {
             let handles = row.handler_agent_id == Some(agent.agent_id);
+            // As for an unknown name: an agent that may not invoke an action does not learn that it exists.
             if !handles && !may_invoke(&row, agent) {
                 return Err(EngineError::NotFound(Missing::Action));
             }

@@ -105,6 +105,7 @@ impl Actions {
         id: InvocationId,
         result: Result<Value, String>,
     ) -> EngineResult<ProviderResultOutcome> {
+        // Not handed back if an agent handles it or after too many attempts: then the error is its outcome.
         if result.as_ref().is_err_and(|error| error == HANDLER_UNAVAILABLE)
             && self.core.store.return_invocation(fence, id, self.core.now()).await?
         {
@@ -120,6 +121,7 @@ impl Actions {
         let result = match result {
             Ok(output) => match check_value("output", &output) {
                 Ok(()) => Ok(output),
+                // An outcome and not an error: the provider would repeat the same output, and the caller wait for it.
                 Err(_) => Err("the output is too large".to_owned()),
             },
             Err(error) => Err(truncate_error(error)),
@@ -134,6 +136,7 @@ impl Actions {
             duration_ms: None,
         };
         let family = self.core.family(fence.scope).await;
+        // The attempt to record also tells whether this is an open release, so all other results cost no read.
         let mut recording = self.calls.record_outcome(family, outcome).await?;
         if let OutcomeRecording::OpenRelease(outcome) = recording {
             self.end_released(fence, id, is_released).await?;
@@ -215,6 +218,7 @@ impl Actions {
                 event_id: Some(outcome_event_id(notice.invocation)),
             };
             match notice.gateway_id {
+                // The outcomes of a burst would otherwise wake every gateway once for each.
                 Some(gateway) => {
                     self.core.hints.notify_gateway(gateway, self.core.gateway_id(), notice.scope, event);
                 }

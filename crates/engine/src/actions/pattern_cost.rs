@@ -70,6 +70,7 @@ fn positions(hir: &Hir) -> u64 {
         HirKind::Class(Class::Unicode(class)) if class.is_ascii() => 1,
         HirKind::Class(Class::Unicode(_)) => WIDE_POSITIONS,
         HirKind::Repetition(repetition) => {
+            // An open repetition is compiled as its least number of copies and a loop.
             let times = repetition.max.unwrap_or_else(|| repetition.min.saturating_add(1));
             positions(&repetition.sub).saturating_add(1).saturating_mul(u64::from(times))
         }

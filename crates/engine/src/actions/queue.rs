@@ -105,6 +105,7 @@ fn config<T>(name: &'static str, key: fn(&T) -> FamilyId, bytes: fn(&T) -> usize
 
 async fn submit<T, R>(queue: &BatchSender<Request<T, EngineResult<R>>, FamilyId>, item: T) -> EngineResult<R> {
     let answer = queue.try_request(item).map_err(|QueueFull| EngineError::Overloaded)?;
+    // No reply: the task has ended, perhaps after the commit.
     answer.await.unwrap_or(Err(EngineError::OutcomeUnknown))
 }
 
@@ -140,6 +141,8 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<QueuedCall
             let workspace = (family, item.scope);
             match &outcome {
                 Ok(InvokeOutcome::Busy) => {
+                    // The first time counts, or a workspace that is requeued again and again would never get its own
+                    // batch.
                     starving_since.entry(workspace).or_insert_with(Instant::now);
                     busy.push(Request { item: Queued { family, item }, reply });
                     continue;
@@ -150,6 +153,7 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<QueuedCall
             starving_since.remove(&workspace);
             let _ = reply.send(outcome);
         }
+        // Before the pause and the wait for the next batch, which must not keep the engine from ending.
         drop(engine);
         let none_was_made = busy.len() == taken;
         queue.put_back(busy);
@@ -190,6 +194,7 @@ impl Actions {
                 recorded.into_iter().for_each(|recorded| self.core.announce(recorded));
                 outcomes.into_iter().map(Ok).collect()
             }
+            // The connection may have failed after COMMIT was sent.
             Err(StoreError::Unavailable { .. }) => self.resolve_commit_outcome(new).await,
             // Nothing was created: the process does not know the database any more.
             Err(StoreError::OtherEpoch { .. }) => new.iter().map(|_| Err(EngineError::CommitUnavailable)).collect(),
@@ -198,6 +203,7 @@ impl Actions {
             Err(_) => {
                 let mut outcomes = Vec::with_capacity(new.len());
                 for one in new {
+                    // Boxed because it calls itself, once: a batch of one does not get here.
                     outcomes.extend(Box::pin(self.create_all(std::slice::from_ref(one))).await);
                 }
                 outcomes
@@ -214,6 +220,7 @@ impl Actions {
                     let outcome = |one: &NewInvocation| {
                         let row = made.iter().find(|row| row.invocation_id == one.id && row.scope == one.scope);
                         // The gateways find the dispatched ones by polling.
+                        // No row either if it would have been refused: its repetition is refused again.
                         row.map(|row| InvokeOutcome::Created(row.status, None)).ok_or(EngineError::CommitUnavailable)
                     };
                     return new.iter().map(outcome).collect();
@@ -249,6 +256,7 @@ impl Actions {
                 tracing::error!(error = &error as &dyn std::error::Error, "storage refused an outcome");
                 vec![Err(error.into())]
             }
+            // During an outage each of them would fail alone as well, one timeout after the other.
             Err(error) if outcomes.len() == 1 || error.is_unavailable() => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,

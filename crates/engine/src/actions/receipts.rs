@@ -48,6 +48,7 @@ impl Actions {
             handler_agent_id: row.handler_agent_id,
             handler_node_id: row
                 .target_node_id
+                // The node of an invocation that an agent handles only has that agent's socket.
                 .or_else(|| row.node_id.clone().filter(|_| row.handler_agent_id.is_none())),
             dispatched_node_id: row.node_id,
             input: row.input,
@@ -83,6 +84,7 @@ impl Actions {
             entropy: 0,
             at: self.core.now(),
         };
+        // `None`: another request with this key was first.
         let Some(mut done) = self.core.store.record_completed_invocation(&new, &output).await? else {
             let made = self.find_repeated_invocation(scope, new.key).await?;
             return self.load_receipt(scope, made.id).await;

@@ -15,6 +15,7 @@ impl Actions {
     /// Processes open invocations once. Returns their number, and true if more are due.
     pub(crate) async fn process_open_invocations(&self) -> EngineResult<(u64, bool)> {
         let at = self.core.now();
+        // First: a spawn whose agent runs must not be taken back or failed by the steps below.
         let mut up = self.core.store.finish_spawned(INVENTORY_RESULT_GRACE, MAX_PER_STEP, at).await?;
         self.announce_outcomes(&mut up);
         let lost = self.core.store.reclaim_lost_invocations(MAX_PER_STEP, at).await?;
@@ -24,6 +25,7 @@ impl Actions {
         let mut more = lost >= MAX_PER_STEP.unsigned_abs() || failed >= MAX_PER_STEP.unsigned_abs();
         let mut tried = 0;
         for scope in self.core.store.workspaces_with_due_invocations(at).await? {
+            // A transaction for each: placements of a workspace take turns under its lock.
             let done = match self.core.store.redispatch(scope, MAX_PER_WORKSPACE, fastrand::u64(..), at).await {
                 Ok(done) => done,
                 // The workspace is invoking all the time. It gets its next turn in the next step; the others go on.

@@ -90,6 +90,7 @@ impl Schemas {
     /// # Errors
     /// With the first violation, or when the check would cost too much.
     pub(super) async fn check_input(&self, family: FamilyId, schema: &Value, input: Value) -> EngineResult<Value> {
+        // Without keywords there is nothing to check, so no permit and no thread is taken.
         if is_empty(schema) {
             return Ok(input);
         }
@@ -151,6 +152,7 @@ fn compile(known: &CompiledCache, schema: &Value) -> Result<Arc<Compiled>, Schem
     if let Some(compiled) = known.get(&key) {
         return Ok(compiled);
     }
+    // Before the schema is compiled, since its author determines what that costs.
     schema_cost::weigh(schema).and_then(|()| check_patterns(schema)).map_err(SchemaFault::TooComplex)?;
     let patterns = PatternOptions::regex().size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES);
     let validator = jsonschema::options()

@@ -82,6 +82,7 @@ impl Actions {
             _ => None,
         };
         let target = target.or(origin);
+        // A policy precedes the capacity wherever it is requested, or it would protect nothing (ADR 0036).
         let policy = self.core.store.capacity_policy(scope, target.as_ref(), &[&capability, SPAWN]).await?;
         if let Some(policy) = policy {
             self.check_caller(scope, calling_agent(caller), &policy).await?;
@@ -258,6 +259,7 @@ impl Actions {
             self.agents.update(scope, &agent.name, &change).await?;
         }
         let output = Released { released: true, name: &agent.name }.to_value();
+        // The agent has ended, so a failure must not invite the client to repeat the request.
         self.record_done(scope, call, output).await.map_err(EngineError::after_commit)
     }
 

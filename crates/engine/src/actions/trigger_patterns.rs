@@ -60,6 +60,7 @@ impl TriggerPattern {
         let built = RegexBuilder::new(pattern).size_limit(MAX_COMPILED_BYTES).dfa_size_limit(AUTOMATON_BYTES).build();
         match built {
             Ok(expression) => {
+                // One that cannot be measured counts as the costliest.
                 let cost = PatternCost::measure(pattern, FULL_STATES).unwrap_or(PatternCost::States(MAX_STEPS));
                 let affordable = usize::try_from(cost.bytes_within(MAX_STEPS)).unwrap_or(usize::MAX);
                 let size = match cost {

@@ -88,6 +88,7 @@ pub async fn scan_triggers(engine: &Engine) -> EngineResult<TickOutcome> {
 async fn scan_and_record(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOutcome> {
     let scanned = scan_events(engine, part).await?;
     if scanned.waits {
+        // The claim stays, so that the scan is repeated when it ends and not at once.
         engine.store().record_trigger_progress(part, scanned.reached).await?;
     } else {
         engine.store().finish_trigger_scan(part, scanned.reached).await?;
@@ -125,6 +126,7 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
         if fired >= MAX_FIRED || began.elapsed() >= SCAN_TIME {
             return Ok(through(fired as u64, seq - 1));
         }
+        // The message is no longer kept.
         let Some(message) = messages.get(&seq) else { continue };
         let Some(matching) = matching_triggers(engine, part.scope, &triggers, (seq, message)).await? else {
             return Ok(through(fired as u64, seq - 1));
@@ -133,6 +135,7 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
             continue;
         }
         for row in matching {
+            // Claimed before the invocation: two workers would otherwise both start one. A retry claims it again.
             if row.min_interval_seconds > 0
                 && !engine.store().claim_trigger_interval(part.scope, row.trigger_id, message.id).await?
             {
@@ -218,6 +221,7 @@ async fn fire(
         ) => return Err(error),
         Err(error) => {
             let waited = engine.now() - message.created_at;
+            // Only a limit passes by itself. Any other refusal would hold up the later messages for nothing.
             if matches!(error, EngineError::LimitExceeded(Limit::Invocations(_))) && waited < MAX_CAPACITY_WAIT {
                 fired = FireOutcome::NotYet;
             }

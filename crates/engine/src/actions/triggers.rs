@@ -207,6 +207,7 @@ impl Actions {
             Callee::Capacity | Callee::Nothing => {}
         }
         let is_policy = name.starts_with(SPAWN_PREFIX);
+        // Two are enough to see that it is not the only one.
         let mut actions = self.core.store.node_actions_named(scope, name, 2).await?;
         let Some(action) = actions.pop() else { return Ok(None) };
         Ok(Some(match (actions.is_empty(), is_policy) {
@@ -269,6 +270,7 @@ fn trigger_input(trigger_id: TriggerId, message: &Message) -> Value {
     if encoded_length(&value) <= MAX_VALUE_BYTES {
         return value;
     }
+    // It repeats the fields beside it; only its metadata are lost.
     input.message = None;
     input.to_value()
 }
@@ -279,6 +281,7 @@ fn to_caller(scope: WorkspaceScope, agent: &AgentWithRights) -> AgentCaller {
         agent_id: agent.agent_id,
         name: agent.name.as_str().into(),
         kind: agent.kind,
+        // No token was presented. Rights are judged here, and only the commit of a send compares generations.
         token_generation: 0,
         is_former_token: false,
         rights: agent.rights,

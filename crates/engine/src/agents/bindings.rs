@@ -40,6 +40,7 @@ impl Agents {
         let node = self.core.stored_node(scope, node).await?;
         let shown = caller.view().filters.agent_ids.as_deref();
         let bindings = self.core.store.bindings(scope, &node.node_id, shown, MAX_LISTED_BINDINGS).await?;
+        // As for a missing node: the observer may see none of its agents.
         if shown.is_some() && bindings.is_empty() {
             return Err(EngineError::NotFound(Missing::Node(node.name)));
         }
@@ -74,6 +75,7 @@ impl Agents {
                     // Workers would find the mailbox at their next poll, an eighth of a second later on average.
                     self.core.hints.deliveries_due(&[(scope, agent)]);
                 }
+                // Both ends: gateways of the old node stop serving the agent, those of the new one begin.
                 let mut nodes = vec![from];
                 if !nodes.contains(&node_id) {
                     nodes.push(node_id.clone());

@@ -57,6 +57,7 @@ async fn settle_releases(engine: &Engine) -> EngineResult<TickOutcome> {
                 Err(error) => return Err(error),
             }
         }
+        // Last: a process that stops before it leaves the release to the next step.
         engine.store().delete_release(release.scope, release.invocation).await?;
     }
     let more = i64::try_from(settled.len()).unwrap_or(0) == BATCH_SIZE;

@@ -188,6 +188,7 @@ impl Agents {
             let store = store.clone();
             async move {
                 let mut agents = store.agents(scope, &ids).await?;
+                // The reported status depends on the time since the last sign of life, so storage cannot select it.
                 agents.retain(|agent| status.is_none_or(|wanted| agent.status_at(now) == wanted));
                 Ok(agents)
             }
@@ -239,6 +240,7 @@ impl Agents {
         let query = AgentDetailsQuery {
             agent,
             reader,
+            // Not filtered afterwards: what the observer may not see is not read.
             action_limit: if view.has_scope(ObserverScope::Activity) { MAX_NAMED_ACTIONS } else { 0 },
             delivery_limit: if view.has_scope(ObserverScope::Deliveries) { MAX_PENDING } else { 0 },
         };
@@ -289,6 +291,7 @@ impl Agents {
             self.seen.forget(scope, agent.id);
         }
         if change.rights.is_some() {
+            // Rights are part of cached credentials.
             self.tokens.rights_changed(scope);
         }
         if let Some(recorded) = recorded {
@@ -304,6 +307,7 @@ impl Agents {
     pub async fn delete(&self, caller: &Credential, name: &str) -> EngineResult<()> {
         let agent = self.by_name(caller.scope(), name).await?;
         self.core.authorize(caller, Operation::Delete { spawned_by: agent.spawned_by }).await?;
+        // With the id: another agent may have the name by now, and nothing was checked for it.
         let condition = DeleteCondition { agent: Some(agent.id), ..DeleteCondition::default() };
         self.delete_if(caller.scope(), name, &condition).await
     }
@@ -360,6 +364,7 @@ impl Agents {
             }
             Credential::Agent(agent) if &*agent.name == name => {
                 agent.refuse_former_token()?;
+                // The credential may come from the cache. The update finds no agent if its token was rotated since.
                 let generation = Some(agent.token_generation);
                 let rotated = self.replace_token(scope, agent.agent_id, ChangeOrigin::Agent, generation).await?;
                 rotated.ok_or(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Agent }))
@@ -392,6 +397,7 @@ impl Agents {
         let token = self.tokens.fresh(TokenKind::Agent)?;
         let rotation = TokenRotation { agent, token: token.hash, by, presented_generation, at: self.core.now() };
         let Some(rotated) = self.core.store.rotate_agent_token(scope, &rotation).await? else { return Ok(None) };
+        // After the commit: a lookup that is cached from now on reads the new rows.
         rotated.changed.into_iter().for_each(|hash| self.tokens.revoke(hash));
         self.core.announce(rotated.recorded);
         Ok(Some(token.text))

@@ -128,6 +128,7 @@ impl Agents {
                 let sequences: Vec<i64> = rows.iter().map(|row| row.sequence).collect();
                 let mut payloads = store.session_event_payloads(scope, agent, &sequences).await?;
                 let with_payloads = rows.into_iter().filter_map(|row| {
+                    // A row that retention has removed meanwhile is left out.
                     let payload = payloads.remove(&row.sequence)?;
                     Some(SessionEvent { payload, ..row })
                 });

@@ -69,6 +69,7 @@ impl Channels {
         };
         match self.core.store.open_conversation(scope, &new).await? {
             OpenOutcome::Open(row) => Ok(row),
+            // Cannot happen without a key.
             OpenOutcome::KeyUsed => Err(EngineError::Conflict(Conflict::IdempotencyInProgress)),
         }
     }
@@ -84,6 +85,7 @@ impl Channels {
             .conversation(caller.scope, id)
             .await?
             .ok_or(EngineError::NotFound(Missing::Conversation))?;
+        // Not from the cached audience: only commits compare its version, and this is a read.
         if self.core.store.is_member(caller.scope, row.channel_id, caller.agent_id).await? {
             Ok(row)
         } else {
@@ -125,6 +127,7 @@ impl Channels {
         let scope = caller.scope;
         check_length("name", request.name.as_deref().unwrap_or_default(), MAX_TITLE_BYTES)?;
         let key = key.map(|key| key.stored(&caller.agent_id.to_string(), "dm.group", "-"));
+        // Before the members are resolved: one of them may have been deleted since the first request.
         if let Some(replay) = self.replayed_group(scope, key).await? {
             return Ok(replay);
         }

@@ -33,6 +33,7 @@ impl Channels {
     /// When the name is no channel name or taken, or a field is out of bounds.
     pub async fn create(&self, caller: &Credential, request: CreateChannelBody) -> EngineResult<Channel> {
         let name = strip_hash(&request.name);
+        // Only the engine creates channels with one recipient: their names say whose they are.
         if !is_channel_name(name) || only_recipient(name).is_some() {
             return Err(EngineError::Invalid(InvalidInput::ChannelName));
         }
@@ -84,6 +85,7 @@ impl Channels {
         let channel = self.open_channel(scope, &name).await?;
         // It may have left since.
         self.add_member(scope, &channel, agent.id, &agent.name).await?;
+        // Read again for the number of members.
         Ok((self.open_channel(scope, &name).await?, agent, is_new))
     }
 
@@ -170,6 +172,7 @@ impl Channels {
             .store
             .update_channel(scope, update, self.core.now(), event)
             .await?
+            // Archived between the two statements.
             .ok_or(EngineError::Invalid(InvalidInput::ChannelArchived(channel.name)))?;
         self.core.announce(recorded);
         Ok(changed)

@@ -27,6 +27,7 @@ pub(crate) async fn run(engine: Weak<Inner>, mut queue: mpsc::Receiver<Announcem
         if to_sockets {
             fan_out::notify_sockets(&engine, &recorded).await;
         }
+        // Nothing reads the live copy of a record that is not watched, and without NATS feeds read Postgres.
         if !recorded.watched || !engine.inner.stream.is_up() {
             continue;
         }
@@ -35,9 +36,12 @@ pub(crate) async fn run(engine: Weak<Inner>, mut queue: mpsc::Receiver<Announcem
         let scope = recorded.scope;
         let first_seq = recorded.first_seq;
         let last_seq = first_seq + i64::try_from(recorded.events.len()).unwrap_or(1) - 1;
+        // Its messages cannot be read now: feeds read the record from Postgres.
         let Ok(body) = encode(&engine, recorded, messages).await else { continue };
         match engine.inner.stream.publish_events(scope, EventRecord { first_seq, last_seq, body: body.into() }).await {
             Ok(stored) => {
+                // Apart from the loop, which has sent the record: the next one must not wait for this
+                // acknowledgement.
                 spawn_isolated("publish", async move {
                     if let Err(error) = stored.await {
                         tracing::debug!(error = &error as &dyn std::error::Error, "jetstream did not store events");

@@ -63,6 +63,7 @@ pub(super) async fn notify_sockets(engine: &Engine, recorded: &RecordedEvents) {
                 (audience_members(engine, recorded, event).await, "channel", Some(id))
             }
         };
+        // Such a frame is for certain agents only; without them it would go to all direct nodes.
         if agents.is_none() && event_id.is_some() {
             continue;
         }
@@ -83,6 +84,7 @@ pub(super) async fn notify_sockets(engine: &Engine, recorded: &RecordedEvents) {
 /// Returns the participants for events of a conversation, which only they may see.
 async fn conversation_members(engine: &Engine, recorded: &RecordedEvents, event: &Event) -> Option<Vec<AgentId>> {
     event.conversation_id.as_ref()?;
+    // Unknown participants are none: an event of a conversation must not go to the whole workspace.
     Some(audience_members(engine, recorded, event).await.unwrap_or_default())
 }
 

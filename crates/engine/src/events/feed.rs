@@ -63,6 +63,7 @@ pub(super) struct Feed {
 impl Feed {
     /// Subscribes to all events from the returned number on.
     pub(super) fn subscribe(&self) -> (broadcast::Receiver<Arc<LogEvent>>, EventSeq) {
+        // The receiver first: an event that is sent in between arrives, and is skipped if it is below the number.
         let receiver = self.sender.subscribe();
         (receiver, self.next_seq())
     }
@@ -88,6 +89,7 @@ impl Events {
         if let Some(feed) = feeds.find(scope) {
             return Ok(feed);
         }
+        // Without it two observers would each start a feed, and the second replace the first in the map.
         let _one_at_a_time = feeds.opening.lock().await;
         if let Some(feed) = feeds.find(scope) {
             return Ok(feed);
@@ -129,6 +131,7 @@ async fn follow_feed(events: Events, feed: Weak<Feed>, mut tail: EventTail) {
             let Some(feed) = feed.upgrade() else { return };
             tokio::select! {
                 received = tail.next() => match received {
+                    // The NATS client was closed, as at the end of the process.
                     None => return,
                     Some(EventCopy::Record(record)) => accept_record(&feed, &mut out_of_order, record),
                     Some(EventCopy::WakeUp) => {
@@ -146,6 +149,7 @@ async fn follow_feed(events: Events, feed: Weak<Feed>, mut tail: EventTail) {
                 // The next check repairs again.
                 tracing::debug!(error = &error as &dyn std::error::Error, "failed to read missing events, will retry");
             }
+            // Drops those that the read has covered and sends the others if they are next. The rest wait again.
             let waiting = std::mem::take(&mut out_of_order);
             for record in waiting.into_values() {
                 accept_record(&feed, &mut out_of_order, record);
@@ -184,6 +188,7 @@ fn accept_record(feed: &Feed, out_of_order: &mut BTreeMap<EventSeq, EventRecord>
 fn send_record(feed: &Feed, record: &EventRecord) -> bool {
     let Ok(travelled) = serde_json::from_slice::<PublishedRecord>(&record.body) else { return false };
     for (seq, event) in (record.first_seq..=record.last_seq).zip(travelled.events) {
+        // A read of Postgres may have covered the first events of the record.
         if seq == feed.next_seq() {
             feed.send(event.into_log_event(seq, travelled.at));
         }
@@ -229,6 +234,7 @@ pub(crate) async fn check_feeds(engine: Weak<Inner>) {
             seen.clear();
             continue;
         }
+        // A failure leaves the time as it is, so the next check tries again.
         if watched_at.elapsed() > WATCH_EVERY && events.core.watch_events(&scopes).await.is_ok() {
             watched_at = Instant::now();
         }

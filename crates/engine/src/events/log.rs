@@ -40,6 +40,7 @@ impl Events {
         since: EventSeq,
         limit: i64,
     ) -> EngineResult<EventPage> {
+        // A reader of pages counts as an observer: without one, events of single deliveries are not recorded.
         self.core.watch_events(&[scope]).await?;
         let (_, next_seq) = self.core.store.event_range(scope).await?;
         let memory = self.core.reserve_answer(scope, PAGE_MEMORY).await?;
@@ -57,6 +58,7 @@ impl Events {
                     bytes += event.payload.as_ref().map_or(0, |payload| payload.get().len());
                     page.events.push(event);
                     if i64::try_from(page.events.len()).is_ok_and(|found| found >= limit) || bytes >= MAX_PAGE_BYTES {
+                        // Events may have been added since the head was read.
                         page.latest_seq = page.latest_seq.max(page.next_since);
                         page.memory.shrink_to(bytes);
                         return Ok(page);
@@ -84,6 +86,7 @@ impl Events {
         let records = store.events_since(scope, since, events).await?;
         let mut wanted = message_events(&records, |seq, _| seq > since);
         let fitting = store.count_fitting_messages(scope, &wanted, MESSAGE_BYTES).await?;
+        // The page ends before the first message that does not fit, so that no event is left out.
         let end = wanted.get(fitting).map_or(i64::MAX, |(seq, _)| *seq);
         wanted.truncate(fitting);
         let messages = store.messages_of_events(scope, &wanted).await?;

@@ -49,6 +49,7 @@ impl Events {
     /// Opens a stream of a workspace's events: those above `since`, or those from now on.
     pub async fn observe(&self, scope: WorkspaceScope, since: Option<EventSeq>) -> EngineResult<EventStream> {
         let feed = self.feed(scope).await?;
+        // Before the log is read, so that no event falls between the two.
         let (receiver, live_from) = feed.subscribe();
         let (mut next, mut resync) = (live_from, None);
         if let Some(since) = since {
@@ -91,6 +92,7 @@ impl Events {
         since: EventSeq,
         events: i64,
     ) -> EngineResult<(Vec<LogEvent>, ByteLease)> {
+        // All of it, because the size of the events is known only after the read.
         let mut memory = self.core.reserve_answer(scope, PAGE_MEMORY).await?;
         let events = self.events_after(scope, since, events).await?;
         memory.shrink_to(events.iter().filter_map(LogEvent::payload).map(|payload| payload.get().len()).sum());
@@ -131,6 +133,7 @@ impl Events {
             return Ok(text.clone());
         }
         let payload = self.payload(scope, event).await?;
+        // A frame is an object with fields, so it begins with a brace.
         let (seq, rest) = (event.seq, payload.get().strip_prefix('{').unwrap_or("}"));
         let text = Bytes::from(format!(r#"{{"seq":{seq},"agent_seq":{seq},{rest}"#));
         // A large one is not cached, since the feed would keep it for slow readers.
@@ -175,6 +178,7 @@ impl EventStream {
 
     /// Returns the next item if it is in memory.
     pub fn try_next(&mut self) -> Option<StreamItem> {
+        // `next` has to read first, or to return memory.
         let is_behind = self.next < self.live_from || self.memory.is_some();
         if self.resync.is_some() || !self.backlog.is_empty() || is_behind {
             return None;

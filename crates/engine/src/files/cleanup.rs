@@ -32,6 +32,7 @@ impl Files {
                 Err(error) => failure = Some(error),
             }
         }
+        // Also after a failure, so that the objects that were removed are not claimed again.
         store.delete_objects(&removed).await?;
         match failure {
             Some(error) => Err(error.into()),

@@ -170,6 +170,7 @@ impl Files {
         let view = caller.view();
         let visible = view.sees_author(Some(row.agent_id))
             && view.sees_created_at(row.created_at)
+            // Last, because only a token with filters of places needs the read.
             && (view.sees_every_message_place()
                 || self.core.store.is_attached_to_visible(caller.scope(), file, view).await?);
         if !visible {
@@ -237,6 +238,7 @@ impl Files {
                 content_type: row.content_type.clone(),
                 size_bytes: row.size_bytes,
             };
+            // Strings and a number, which always encode.
             serde_json::to_value(attachment).ok()
         };
         files.iter().map(shown).collect::<Option<Vec<_>>>().map(Value::Array).ok_or_else(invalid)

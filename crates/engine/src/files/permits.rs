@@ -28,6 +28,7 @@ impl TransferPermits {
     /// Acquires a permit; `None` when the process or the family has none left.
     pub(crate) fn try_acquire(&self, family: FamilyId) -> Option<TransferPermit> {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Only families with transfers have an entry, so this adds up 64 numbers at most.
         if taken.values().sum::<usize>() >= MAX_TRANSFERS {
             return None;
         }

@@ -69,6 +69,7 @@ impl Files {
             drop(permit);
             done
         });
+        // The task has panicked, perhaps after the upload was attached.
         upload.await.map_err(|_| EngineError::OutcomeUnknown)??;
         Ok(row)
     }
@@ -79,6 +80,7 @@ impl Files {
     {
         // Each upload has an object of its own, so that concurrent uploads of a file never mix their bytes.
         let object = FileObjectId::new(self.core.next_id());
+        // The row precedes the first byte, so that the worker finds whatever a crash leaves behind.
         if !self.core.store.begin_upload(grant.scope, grant.file, object, self.core.now() + CLEANUP_AFTER).await? {
             return Err(EngineError::NotFound(Missing::File));
         }
@@ -89,6 +91,7 @@ impl Files {
             Ok(()) => self.core.store.attach_upload(grant.scope, grant.file, object).await.map_err(EngineError::from),
             Err(error) => Err(error),
         };
+        // Also after an unknown outcome: an object that was attached has no removal time, and is left alone.
         if !matches!(taken, Ok(true)) {
             // If this fails too, the worker removes the object in two hours.
             let _ = self.core.store.discard_upload(grant.scope, grant.file, object).await;
@@ -189,6 +192,7 @@ where
         match copy_exactly(&mut upload, declared, bytes).await {
             Ok(()) => Ok(upload.finish().await?),
             Err(error) => {
+                // Not just dropped: a bucket keeps the parts of an upload that was not aborted.
                 upload.abort().await;
                 Err(error)
             }

@@ -57,6 +57,7 @@ impl Core {
                     (NodeKind::Ws | NodeKind::Poll, Some(gateway)) => {
                         self.hints.send_to_gateway(gateway, self.gateway_id(), hint);
                     }
+                    // No gateway holds a socket of it, and notices are not kept.
                     (NodeKind::Ws | NodeKind::Poll, None) => {}
                 }
             }

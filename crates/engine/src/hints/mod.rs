@@ -123,6 +123,7 @@ impl Hints {
 
     /// Has this process compare a mailbox with its rows, because a live copy of it is of another recovery epoch.
     pub fn compare_mailbox(&self, scope: WorkspaceScope, agent: AgentId) {
+        // Only this process received the copy. Without a listener it serves no mailboxes.
         let _ = self.local.send(Arc::new(Hint::MailboxesChanged { agents: vec![(scope.workspace_id(), agent)] }));
     }
 
@@ -186,6 +187,7 @@ impl Hints {
 
     fn publish(&self, hint: Hint) {
         let hint = Arc::new(hint);
+        // Not by way of NATS, which may be down, and whose receivers drop the hints of their own process.
         self.send_local(Arc::clone(&hint));
         self.send_remote(None, hint);
     }
@@ -211,6 +213,7 @@ impl Hints {
 
     fn send_remote(&self, gateway: Option<GatewayId>, hint: Arc<Hint>) {
         metrics::counter!(HINTS_SENT, "to" => if gateway.is_some() { "gateway" } else { "all" }).increment(1);
+        // A full queue drops the hint, as NATS may: the receivers find the change by their own checks.
         let _ = self.remote.try_send((gateway, hint));
     }
 
@@ -250,6 +253,7 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
         let hint = hints.recv().await;
         let Some(inner) = engine.upgrade() else { return };
         match hint.as_deref() {
+            // An unverified revocation is enough for this: a token that is still valid costs one lookup more.
             Ok(Hint::TokenRevoked { hash } | Hint::TokenDoubted { hash }) => {
                 if let Ok(hash) = hash.parse::<TokenHash>() {
                     inner.access.tokens.forget(&hash);
@@ -273,6 +277,8 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
             Ok(_) => {}
             Err(broadcast::error::RecvError::Lagged(_)) => {
                 inner.observers.cache.request_refresh();
+                // Quotas and audiences stay: quotas are read again within a minute, and each commit checks its
+                // audience.
                 inner.access.tokens.forget_all();
             }
             Err(broadcast::error::RecvError::Closed) => return,

@@ -62,6 +62,7 @@ impl ClaimWaits {
         own.push(Arc::clone(&waiter));
         if own.len() > MAX_PER_AGENT {
             let oldest = own.remove(0);
+            // Before the wake-up, so that the claim sees it when it wakes.
             oldest.is_superseded.store(true, Ordering::Relaxed);
             oldest.woken.notify_one();
         }
@@ -71,6 +72,7 @@ impl ClaimWaits {
     fn wake(&self, mailboxes: &[Mailbox]) {
         let waiting = self.lock();
         let waiters = mailboxes.iter().filter_map(|mailbox| waiting.get(mailbox)).flatten();
+        // A claim whose statement runs right now finds the wake-up when it begins to wait.
         waiters.for_each(|waiter| waiter.woken.notify_one());
     }
 

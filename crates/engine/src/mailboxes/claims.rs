@@ -67,14 +67,17 @@ impl Mailboxes {
             };
             // A lease that has ended is waited for no longer.
             let back = next.map(|at| (at - self.core.now()).to_std().unwrap_or_default() + Duration::from_millis(5));
+            // The milliseconds on top allow for clocks: a claim before the end by Postgres' clock finds nothing.
             let pause = back.unwrap_or(POLL_EVERY).min(POLL_EVERY);
             let look_at = until.min(Instant::now() + pause);
+            // Woken or not, storage decides whether there is a delivery.
             let _ = tokio::time::timeout_at(look_at, waiting.woken()).await;
         }
     }
 
     async fn claim_now(&self, caller: &AgentCaller, limit: i64, lease: Duration) -> EngineResult<ClaimOutcome> {
         let permit = self.claim_waits.permits.acquire(self.core.family(caller.scope).await, PERMIT_WAIT).await;
+        // Held for the statement only: claims that wait leave the permits to others.
         let _permit = permit.ok_or(EngineError::Overloaded)?;
         let claim = NewClaim {
             agent: caller.agent_id,

@@ -42,6 +42,7 @@ impl CursorMoves {
 
     /// Puts moves back that could not be written.
     fn put_back(&self, moves: Vec<CursorMove>) {
+        // Reversed: of several moves of one mailbox `put_back` takes the latest first.
         self.0.put_back(moves.into_iter().rev().map(|moved| ((moved.scope, moved.agent_id), vec![moved])));
     }
 
@@ -49,6 +50,8 @@ impl CursorMoves {
     fn take_rounds(&self) -> Vec<Vec<CursorMove>> {
         let mut rounds: Vec<Vec<CursorMove>> = Vec::new();
         for moves_of in self.0.take().into_values() {
+            // Two moves of one mailbox in a statement would both start from the same old cursor, and one would be
+            // lost.
             for (nth, moved) in moves_of.into_iter().enumerate() {
                 if nth == rounds.len() {
                     rounds.push(Vec::new());
@@ -127,6 +130,7 @@ async fn flush(core: &Core, moves: &CursorMoves, locked: LockedCursors) -> Engin
                 }
             }
             Err(error) => {
+                // With those of the failed statement: moves are monotonic, so writing one twice is harmless.
                 moves.put_back(statements[nth..].concat());
                 return Err(error.into());
             }

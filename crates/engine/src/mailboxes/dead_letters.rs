@@ -265,6 +265,7 @@ async fn redrive_one(
     id: DeliveryId,
     at: DateTime<Utc>,
 ) -> EngineResult<RedriveResult> {
+    // Deliveries are settled by seq, which the id does not contain.
     let letter = store.dead_letter(scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))?;
     let refused = |why: &str| Err(EngineError::Conflict(Conflict::NotRedrivable(why.to_owned())));
     let (outcome, recorded) = store.redrive_dead_letter(scope, id.agent, letter.seq, at).await?;

@@ -85,6 +85,7 @@ impl Mailboxes {
                 self.core.hints.mailbox_changed(caller.scope, caller.agent_id);
             }
         }
+        // Read back: a final state stays as it was, whatever was reported.
         self.stored_delivery(caller.scope, id).await
     }
 
@@ -155,6 +156,7 @@ fn report_events(
 
 fn own_delivery(caller: &AgentCaller, id: &str) -> EngineResult<DeliveryId> {
     let id: DeliveryId = id.parse().map_err(|_| EngineError::NotFound(Missing::Delivery))?;
+    // Another agent's is answered like a missing one.
     if id.agent == caller.agent_id { Ok(id) } else { Err(EngineError::NotFound(Missing::Delivery)) }
 }
 

@@ -16,6 +16,7 @@ const DELETED_AGENTS_BATCH_SIZE: i64 = 100;
 /// Runs one step of each pass, then dead-letters the deliveries of deleted agents.
 pub async fn expire_due_deliveries(engine: &Engine) -> EngineResult<TickOutcome> {
     if !engine.store().has_expired_deliveries(engine.now()).await? {
+        // An idle tick ends here, without the transactions of both passes.
         return Ok(TickOutcome { lag: Some(Duration::ZERO), ..TickOutcome::default() });
     }
     let mut ticked = TickOutcome::default();

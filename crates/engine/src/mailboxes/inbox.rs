@@ -65,6 +65,7 @@ impl Mailboxes {
         found.extend(store.message_texts(scope, &texts.whole).await?);
         // A message that was removed since the rows were read has no text.
         for row in mentions {
+            // Copied: the message may also be the newest one of a conversation below.
             row.text = found.get(&row.message_id).cloned().unwrap_or_default();
         }
         for row in conversations {
@@ -90,6 +91,7 @@ fn divide_texts(sizes: impl Iterator<Item = (MessageId, i32)>) -> InboxTexts {
     let mut whole_bytes = 0;
     for (id, bytes) in sizes {
         let bytes = usize::try_from(bytes).unwrap_or(0);
+        // A short text is whole in any case: its beginning would save nothing.
         if bytes <= BEGINNING_BYTES || whole_bytes + bytes <= WHOLE_TEXTS {
             whole_bytes += bytes;
             texts.bytes += bytes;

@@ -122,6 +122,7 @@ impl Mailboxes {
         let page = page_size(wants.len());
         let live: Vec<(WorkspaceScope, AgentId, Seq)> = wants
             .iter()
+            // A page that is acknowledged as a whole is made of tombstones, without a read.
             .filter(|want| want.from + page > want.settled_below + 1)
             .map(|want| (scope, want.agent_id, want.from.max(want.settled_below + 1)))
             .collect();
@@ -175,8 +176,10 @@ impl Mailboxes {
                 mailbox.rows.truncate(fitting);
             }
         }
+        // Before the contents are read. Rows without them are small, and their number is bounded.
         let memory = Arc::new(self.core.bodies.reserve(self.core.family(scope).await, budget.used()).await);
         let rows = mailboxes.iter_mut().flat_map(|mailbox| &mut mailbox.rows);
+        // A settled row becomes a tombstone, which has no content.
         self.core.store.read_contents(rows.filter(|row| !row.settlement.is_some_and(Settlement::is_settled))).await?;
         Ok(FittingRows { mailboxes, memory })
     }

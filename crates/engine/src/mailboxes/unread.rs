@@ -172,6 +172,7 @@ impl Mailboxes {
         let earlier = before.as_deref().zip(changes.as_ref());
         let earlier = earlier.map(|(state, changes)| EarlierState { state, changes, kept_from });
         let state = Arc::new(self.refresh_unread(caller, (epoch, marks), earlier).await?);
+        // May replace a newer state of a concurrent request. Its marks are older as well, so the next read finds out.
         self.unread.0.insert(key, Arc::clone(&state));
         Ok(state)
     }
@@ -194,6 +195,7 @@ impl Mailboxes {
         }
         let rows = store.count_unread(scope, agent, &changed).await?;
         counted.extend(rows.into_iter().map(|row| (row.channel_id, row)));
+        // A channel that is counted again may have new mentions.
         let unchanged = earlier.as_ref().filter(|_| changed.is_empty());
         let mentions = match unchanged.and_then(|earlier| earlier.unchanged_mentions(pointers.len())) {
             Some(mentions) => mentions,
@@ -227,6 +229,7 @@ impl Mailboxes {
                 let records = self.core.store.events_since(scope, before - 1, count).await?;
                 Ok(Changes::collect(records, before, now))
             }
+            // Too many to search, or the head is lower than before: another state of the database.
             _ => Ok(None),
         }
     }

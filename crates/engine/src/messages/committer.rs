@@ -170,6 +170,7 @@ pub(crate) fn is_wide(send: &NewSend) -> bool {
 }
 
 fn recipient_count(pending: &PendingSend) -> u64 {
+    // A message that reaches no agent is written all the same.
     pending.send.recipients.len().max(1) as u64
 }
 
@@ -177,6 +178,7 @@ fn recipient_count(pending: &PendingSend) -> u64 {
 pub(crate) async fn run(engine: Weak<Inner>, mut lane: CommitLane) {
     while let Some(pending) = lane.next().await {
         let Some(inner) = engine.upgrade() else { return };
+        // Judged here and not when a request is queued: its sequence may have been broken since.
         let pending = fold_equal_keys(refuse_after_break(pending));
         if !pending.is_empty() {
             commit_sends(&Engine { inner }, pending).await;
@@ -210,6 +212,7 @@ fn fold_equal_keys(pending: Vec<PendingSend>) -> Vec<FoldedSend> {
     let mut folded: Vec<FoldedSend> = Vec::with_capacity(pending.len());
     let mut by_key = HashMap::new();
     for one in pending {
+        // A key that is new here gets the index of the entry that is about to be added.
         let key = one.send.key.as_ref().map(|key| (one.send.scope, key.hash));
         match key.map(|key| *by_key.entry(key).or_insert(folded.len())) {
             Some(index) if index < folded.len() => folded[index].repeats.push(one),
@@ -235,11 +238,13 @@ async fn commit_sends(engine: &Engine, mut pending: Vec<FoldedSend>) {
     let started = Instant::now();
     let outcome = engine.store().commit_batch(&batch).await;
     metrics::histogram!(metric_names::COMMIT_SECONDS).record(started.elapsed().as_secs_f64());
+    // They measure the commit, not the replies and the fan-outs after it.
     drop(spans);
     match outcome {
         // Storage refuses at least one of them: one at a time shows which.
         Err(BatchError::NotCommitted(StoreError::Refused { .. })) if pending.len() > 1 => {
             for one in pending {
+                // The commit before may have broken the sequence of this one.
                 let kept = fold_equal_keys(refuse_after_break(one.into_requests().collect()));
                 if !kept.is_empty() {
                     commit_again(engine, kept).await;
@@ -248,6 +253,7 @@ async fn commit_sends(engine: &Engine, mut pending: Vec<FoldedSend>) {
         }
         // One workspace waits for a lock. The others go on without it, and the lane without any of them.
         Err(BatchError::NotCommitted(StoreError::Aborted { .. })) => {
+            // Before the lane goes on, which would commit later requests of the same sequences first.
             break_sequences(&pending);
             for of_workspace in split_by_workspace(pending) {
                 let engine = engine.clone();
@@ -312,6 +318,7 @@ fn build_batch(engine: &Engine, pending: &[FoldedSend]) -> Batch {
     let sends = pending
         .iter()
         .map(|FoldedSend { first, .. }| {
+            // Cloned: a batch that loses a race is built again from the requests, with new ids.
             let mut send = first.send.clone();
             send.traceparent.clone_from(&first.traceparent);
             let id = engine.next_id();
@@ -430,7 +437,9 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
     }
     // After the replies: callers wait for the commit only.
     announce(engine, &committed, outcome.events);
+    // Consumers without a socket read Postgres, so they need not wait for the publisher.
     engine.node_kinds().hint_due_deliveries(committed.locations());
+    // After the announcement, which shows the contents, and before the batch waits in the publisher's queue.
     committed.drop_unpublished_contents();
     if let Err(committed) = engine.inner.publisher.push(committed) {
         // The outbox relay will publish it; recipients need not wait for that.

@@ -39,6 +39,7 @@ impl Messages {
     /// When there is no such message for the caller, it is another agent's, or the new version could not be posted.
     pub async fn update(&self, caller: &AgentCaller, id: &str, update: &MessageUpdate) -> EngineResult<ListedMessage> {
         let credential = Credential::Agent(caller.clone());
+        // Before the author is compared: a message that the caller may not see is missing, not another agent's.
         let old = self.visible(&credential, id).await?.message;
         if old.agent_id != caller.agent_id {
             return Err(EngineError::Forbidden(Denial::NotAuthor));
@@ -53,6 +54,7 @@ impl Messages {
             data: update.data.clone().flatten(),
             ..Draft::default()
         })?;
+        // The engine's own entries stay: the author does not see them, and could not send them back.
         let metadata = update.data.as_ref().map(|data| keep_hidden_metadata(data.as_ref(), &old.metadata));
         let mut new = Message { metadata: metadata.clone().unwrap_or_else(|| old.metadata.clone()), ..old };
         if let Some(text) = &update.text {

@@ -59,6 +59,7 @@ impl OpenedFanout {
     ) -> Self {
         let (completed, completion) = oneshot::channel();
         spawn_isolated("commit", async move {
+            // Nothing is ever sent: the sender is dropped after the last chunk.
             let _ = tokio::time::timeout(REPLY_AFTER, completion).await;
             reply();
         });
@@ -243,6 +244,7 @@ async fn continue_all(engine: &Engine) -> EngineResult<()> {
         let mut writer = ChunkWriter { engine, scope, message, written, gateway_id: GatewayId::new(0) };
         while let Some((_, chunk)) = writer.write_next().await {
             note_written(engine, scope, &chunk);
+            // No copies are sent from here: gateways read Postgres at this hint, and the outbox relay publishes.
             engine.hints().mailboxes_changed(chunk.deliveries.iter().map(|(to, _)| (scope, to.agent_id)));
             if chunk.is_last {
                 break;

@@ -131,6 +131,7 @@ impl Messages {
             listed.append(&mut self.core.store.replies(caller.scope(), parent.message_id, page, filters).await?);
         }
         let thread = self.core.read_messages(caller.scope(), listed).await?;
+        // Retention may have removed the message since its head was read; replies alone are no thread.
         let is_complete = thread.first.rows.first().is_some_and(|first| first.message.id == parent.message_id);
         if is_complete { Ok(thread) } else { Err(EngineError::NotFound(Missing::Message)) }
     }

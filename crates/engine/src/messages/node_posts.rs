@@ -79,6 +79,7 @@ impl Messages {
 /// Records in the metadata which broker node has posted.
 pub(super) fn name_posting_node(draft: &mut Draft, node: &NodeId) {
     let data = draft.data.get_or_insert_with(JsonText::empty_object);
+    // Anything else is refused by `check_draft`.
     if data.is_object() {
         let mut entries = data.entries();
         entries.insert(POSTED_BY_NODE.to_owned(), JsonText::encode(node.as_str()));

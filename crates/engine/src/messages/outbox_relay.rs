@@ -45,6 +45,7 @@ pub async fn relay_unpublished_batches(engine: &Engine) -> EngineResult<TickOutc
             Err(error) => failure = Some(error),
         }
     }
+    // Marked after JetStream has stored them: a crash in between repeats them, where the reverse would lose them.
     if !published.is_empty() {
         let marked = engine.store().mark_published(&published).await?;
         metrics::counter!(metric_names::OUTBOX_RELAYED).increment(marked);

@@ -262,9 +262,12 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
         let spans = committed.start_publish_spans();
         let frames = committed.log_frames();
         if frames.is_empty() {
+            // Nothing to publish: all mailboxes were full, or these are fan-outs, whose chunks have batches of their
+            // own.
             let _ = published.try_send(committed.batch);
             continue;
         }
+        // Before the log, so that no recipient waits for JetStream. After a timeout some copies may be missing.
         let copied = tokio::time::timeout(STALL_TIMEOUT, engine.inner.stream.send_copies(&frames)).await;
         if !matches!(copied, Ok(Ok(()))) {
             engine.hints().mailboxes_changed(committed.mailboxes());
@@ -278,6 +281,7 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
                 permit
             }
         };
+        // Awaited here only until it is sent, which keeps the order of commits; the acknowledgement is awaited apart.
         match engine.inner.stream.publish(&frames).await {
             Ok(stored) => {
                 let published = Arc::clone(&published);
@@ -291,6 +295,7 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
                 });
             }
             Err(error) => {
+                // It stays unmarked, so the outbox relay publishes it.
                 tracing::debug!(error = &error as &dyn std::error::Error, "failed to publish a batch");
                 engine.hints().mailboxes_changed(committed.mailboxes());
             }
@@ -307,6 +312,7 @@ async fn wait_until_stored(engine: &Engine, stored: PendingStore, committed: &Co
         Err(_) => {
             metrics::counter!(metric_names::PUBLISH_STALLED).increment(1);
             engine.hints().mailboxes_changed(committed.mailboxes());
+            // The batch may still be stored, and is marked then.
             wait.await
         }
     };
@@ -359,6 +365,7 @@ impl Messages {
         let epoch = self.core.store.known_epoch();
         let rows = self.core.store.deliveries_of_sources(sources, agents).await?;
         let mailboxes = rows.iter().map(|row| (row.scope, row.agent_id));
+        // First, so that recipients do not wait for JetStream.
         self.core.hints.mailboxes_changed(mailboxes);
         publish_rows(&self.core, &self.stream, rows, Origin { epoch, traceparent }).await
     }
@@ -391,6 +398,7 @@ pub(crate) async fn publish_rows(
         core.store.read_contents(chunk.iter_mut().filter(|row| is_inline(row))).await?;
         let mut payloads = SharedPayloads::default();
         let frames: Vec<LogFrame> = chunk.iter().map(|row| log_frame(&mut payloads, row, origin, now)).collect();
+        // Stored before the next part is read, so that one part at most is in memory.
         stream.publish(&frames).await?.wait().await?;
     }
     Ok(())

@@ -46,6 +46,7 @@ impl Messages {
             .await?
             .ok_or(EngineError::NotFound(Missing::Message))?;
         if receipt.settled {
+            // The delivery was settled without its socket, whose stream must learn of it.
             self.core.hints.mailbox_changed(caller.scope, caller.agent_id);
         }
         self.core.announce(receipt.recorded.clone());

@@ -96,6 +96,7 @@ impl Messages {
             at: self.core.now(),
         };
         let quota = self.quotas.limit(scope, Quota::Webhooks).await?.unwrap_or(MAX_PER_WORKSPACE);
+        // Whatever a plan allows: a list shows no more of them.
         if !self.core.store.create_webhook(scope, &new, quota.min(MAX_PER_WORKSPACE)).await? {
             return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Webhooks)));
         }
@@ -174,6 +175,7 @@ impl Messages {
             name: author.as_str().into(),
             kind: AgentKind::System,
             actor: Actor::Workspace,
+            // No agent's token was presented, so no rotation has to be noticed at the commit.
             token_generation: None,
             is_hidden: true,
         };

@@ -49,6 +49,7 @@ fn key_of(beat: &Heartbeat) -> ProviderKey {
 
 /// Keeps of the earlier heartbeat what the later one leaves out, unless another connection has come between.
 fn merge(earlier: &mut Heartbeat, mut later: Heartbeat) {
+    // A frame of a superseded connection may arrive after one of its successor.
     if earlier.epoch > later.epoch {
         return;
     }
@@ -67,7 +68,9 @@ pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
     let changed = NewestValues::new("changed_heartbeats", merge);
     loop {
         tokio::time::sleep(HEARTBEATS_EVERY).await;
+        // A weak reference: this task must not keep the engine alive.
         let Some(inner) = engine.upgrade() else { return };
+        // Bounds one statement, and the heartbeats that one invalid row makes slow.
         for some in inner.nodes.heartbeats.take().chunks(1000) {
             record(&inner, some, &changed).await;
         }
@@ -87,6 +90,7 @@ pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
 async fn record(inner: &Inner, beats: &[Heartbeat], changed: &NewestValues<ProviderKey, Heartbeat>) {
     match inner.core.store.record_heartbeats(beats).await {
         Ok(newly) => {
+            // A heartbeat in both groups becomes one entry: the queue merges by provider.
             for beat in newly.into_iter().chain(beats.iter().filter(|beat| beat.node_name.is_some())) {
                 changed.add(key_of(beat), beat.clone());
             }
@@ -136,6 +140,7 @@ async fn apply_changes(inner: &Inner, beat: &Heartbeat) -> Result<(), StoreError
 async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) -> Result<(), StoreError> {
     let Some(capabilities) = beat.capabilities.as_ref().map(JsonText::to_value) else { return Ok(()) };
     let count = capabilities.as_array().map_or(0, Vec::len);
+    // Ids are taken before the transaction. Those of known actions are not used.
     let ids: Vec<ActionId> = (0..count).map(|_| ActionId::new(inner.core.ids.next_id())).collect();
     match inner.core.store.refresh_capabilities(beat, &capabilities, &ids, inner.core.now()).await {
         Ok(true) => Ok(()),
@@ -155,6 +160,7 @@ impl Nodes {
     /// Records a heartbeat: written within a second, newest of each provider. A name that no node may have is ignored:
     /// the node keeps its own.
     pub fn record_heartbeat(&self, mut beat: Heartbeat) {
+        // Not an error: the rest of the heartbeat must still prove that the provider lives.
         beat.node_name = beat.node_name.and_then(|name| check_broker_name(&name).map(str::to_owned).ok());
         self.heartbeats.add(beat);
     }

@@ -46,6 +46,7 @@ impl NodeKinds {
             self.core.hints.deliveries_due(&due);
         }
         if !unknown.is_empty() {
+            // Not awaited: the committer calls this between two batches, and must not wait for a read.
             spawn_isolated("request", self.clone().hint_after_lookup(unknown));
         }
     }
@@ -65,6 +66,7 @@ impl NodeKinds {
                 return;
             }
         }
+        // A node that was deleted meanwhile has no kind, and needs no hint.
         let is_due = |scope, node: NodeId| self.cache.get(&(scope, node)).is_some_and(|kind| !kind.has_socket());
         let due: Vec<_> = unknown
             .into_iter()

@@ -61,6 +61,7 @@ pub(crate) async fn write_online_agents(engine: Weak<Inner>, mut requests: Batch
         let (items, replies) = Request::split(batch);
         let is_refused = match write(&engine, &items).await {
             Ok(()) => {
+                // A send fails when the connection has ended: the change is stored all the same.
                 replies.into_iter().for_each(|reply| _ = reply.send(Ok(())));
                 continue;
             }

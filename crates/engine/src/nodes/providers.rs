@@ -82,6 +82,7 @@ impl Nodes {
             let holder = self.core.store.provider_holder(*scope, node_id, &registration.provider).await?;
             let incumbent = ProviderHolder::incumbent(holder.as_ref(), &registration.instance_id);
             let epoch = holder.as_ref().map(|h| h.epoch);
+            // Silence was proved for one epoch. A connection that took over since must be probed itself.
             let proof = (silent_epoch.is_some() && silent_epoch == epoch).then_some(ProbeOutcome::Silent);
             match decide_takeover(incumbent, proof) {
                 TakeoverDecision::TakeOver => {}
@@ -91,6 +92,8 @@ impl Nodes {
                         ProbeOutcome::Alive => return Err(EngineError::Conflict(Conflict::ProviderInstance)),
                         ProbeOutcome::Silent => silent_epoch = epoch,
                     }
+                    // After the deadline the provider is claimed without another read: the expected epoch still refuses
+                    // the claim if another connection took over.
                     if Instant::now() < until {
                         continue;
                     }
@@ -117,6 +120,7 @@ impl Nodes {
     async fn register_direct(&self, registrant: &Registrant) -> EngineResult<i64> {
         let Registrant { scope, node_id, gateway_id, requested_at, registration, .. } = registrant;
         let claim =
+            // Any epoch: the newest connection wins without a question.
             ProviderClaim { expected_epoch: None, gateway: *gateway_id, action_ids: &[], requested_at: *requested_at };
         let outcome = self.core.store.register_direct(*scope, node_id, claim, registration, self.core.now()).await?;
         self.complete_registration(registrant, outcome)
@@ -152,6 +156,7 @@ impl Nodes {
         provider: &ProviderName,
         holder: Option<&ProviderHolder>,
     ) -> ProbeOutcome {
+        // A provider without a gateway has no connection that could answer.
         let Some((gateway, epoch)) = holder.and_then(|h| Some((h.gateway_id?, h.epoch))) else {
             return ProbeOutcome::Silent;
         };
@@ -181,6 +186,7 @@ impl Nodes {
             tokio::time::sleep(RELEASE_POLL).await;
             match self.try_release(registrant).await {
                 Ok(true) => return,
+                // Only reads that were answered count: during an outage nothing was looked at.
                 Ok(false) => looks += 1,
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "failed to free a provider, will retry");
@@ -190,6 +196,7 @@ impl Nodes {
     }
 
     async fn try_release(&self, registrant: &Registrant) -> EngineResult<bool> {
+        // `requested_at` identifies this registration: a later one of the same instance must not be freed.
         let Registrant { scope, node_id, gateway_id, requested_at, registration, .. } = registrant;
         let claim =
             ProviderClaim { expected_epoch: None, gateway: *gateway_id, action_ids: &[], requested_at: *requested_at };
@@ -237,9 +244,11 @@ impl Nodes {
                     if listed.is_empty()
                         && let Some(first) = rejected.iter().find(|entry: &&RejectedEntry| entry.fails_alone())
                     {
+                        // The empty inventory is stored all the same: the provider hosts none of these agents.
                         return Err(EngineError::Conflict(first.conflict()));
                     }
                     if !left.is_empty() {
+                        // The connections that served these agents before must stop sending.
                         self.core.hints.agents_moved(fence.scope, left);
                     }
                     let agents = listed.into_iter().map(|entry| entry.agent_id).collect();
@@ -287,6 +296,7 @@ impl Nodes {
                         let (agent, token) = (registered.agent_id, registered.token);
                         return self.host_agent(fence, agent, name, token, session).await;
                     }
+                    // Another request created the agent in between: look at it again.
                     Err(EngineError::Conflict(Conflict::AgentExists(_))) => continue,
                     Err(other) => return Err(other),
                 }
@@ -345,8 +355,10 @@ impl Nodes {
             .ok_or(EngineError::Conflict(Conflict::Superseded))?;
         self.core.announce(recorded);
         if left != fence.node_id {
+            // The connection that served the agent before must stop sending.
             self.core.hints.agents_moved(fence.scope, vec![left]);
         }
+        // After the commit, so that no delivery falls between the position and the new location.
         let position = self
             .core
             .store

@@ -94,12 +94,14 @@ impl Nodes {
         let fresh_id = NodeId::new(format!("node_{}", self.core.next_id()));
         let stored = self.core.store.node_with_secrets(scope, node_id.as_ref(), name).await?;
         let (kind, role) = requested_kind(&request, stored.as_ref().map(|(node, _)| node))?;
+        // The id is part of the context that secrets are encrypted with, so it is chosen before the transaction.
         let own_id = match &stored {
             Some((node, _)) => node.node_id.clone(),
             None => node_id.clone().unwrap_or_else(|| fresh_id.clone()),
         };
         let adapter = requested_adapter(kind, request.delivery_adapter.as_deref())?;
         let (delivery_adapter, delivery) = match kind {
+            // An enrolment replaces these settings as a whole. A change keeps the fields that it leaves out.
             NodeKind::HttpPush => self.read_delivery(scope, &own_id, request.delivery, stored.as_ref(), false)?.unzip(),
             // Nothing is called: the settings are kept for the node, with their secrets encrypted like those of others.
             NodeKind::Poll if request.delivery.as_ref().is_some_and(|delivery| !delivery.is_null()) => {
@@ -115,6 +117,7 @@ impl Nodes {
             }
             NodeTokenRequest::Keep(text) => {
                 let hash = TokenHash::from_token(&text);
+                // Compared in the transaction: another enrolment may replace the token at the same time.
                 (text, EnrolmentToken::Kept(hash))
             }
         };
@@ -189,6 +192,7 @@ impl Nodes {
             tags: checked_tags(change.tags)?,
             version: checked_note("version", change.version)?,
             token: EnrolmentToken::Unchanged,
+            // The node exists, so no node is added that a quota could refuse.
             quota: None,
         };
         self.store_enrolment(scope, enrolment).await
@@ -210,6 +214,7 @@ impl Nodes {
                 Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }))
             }
             EnrolOutcome::Enrolled { node, replaced_token } => {
+                // After the commit: before it, another request could read the old token into the cache again.
                 replaced_token.into_iter().for_each(|old| self.tokens.revoke(old));
                 self.core.hints.node_changed(scope, node.clone());
                 self.by_name(scope, node.as_str()).await
@@ -225,8 +230,10 @@ impl Nodes {
         let node = self.core.stored_node(scope, name_or_id).await?;
         let deleted = self.core.store.delete_node(scope, &node.node_id, self.core.now()).await?;
         let deleted = deleted.ok_or_else(|| EngineError::NotFound(Missing::Node(node.name)))?;
+        // After the commit: before it, another request could read the token into the cache again.
         deleted.token.into_iter().for_each(|token| self.tokens.revoke(token));
         let mut nodes = vec![node.node_id];
+        // Its agents are on their own nodes now, whose connections begin to serve them.
         nodes.extend(deleted.agents.into_iter().map(NodeId::direct));
         // Keeps a hint far below NATS' payload limit.
         nodes.chunks(1000).for_each(|some| self.core.hints.agents_moved(scope, some.to_vec()));
@@ -254,6 +261,7 @@ impl Nodes {
         let secrets = &self.secrets;
         let known = match stored {
             Some((_, sealed)) => secrets.open_node_delivery(scope, id, sealed.as_ref())?,
+            // A new node has nothing to keep, so a redacted secret is refused.
             None => EndpointSecrets::default(),
         };
         let base = stored.and_then(|(node, _)| node.delivery.as_ref()).filter(|_| keeps_the_rest);
@@ -310,6 +318,7 @@ impl Nodes {
         filter.name = filter.name.map(|name| strip_hash(&name).to_owned());
         filter.hosts.clone_from(&caller.view().filters.agent_ids);
         let listed = self.core.store.node_sizes(scope, &filter).await?;
+        // A full page may be the last one. The next page is then empty.
         let is_full = i64::try_from(listed.len()).is_ok_and(|found| found == filter.limit);
         let next = listed.last().filter(|_| is_full).map(|(last, _)| last.position.clone());
         let locations = match &filter.hosts {
@@ -319,6 +328,7 @@ impl Nodes {
         let ids = listed.into_iter().map(|(node, bytes)| (node.node_id, bytes)).collect();
         let store = self.core.store.clone();
         let read = move |ids: Vec<NodeId>| {
+            // Called for each part of the answer.
             let (store, locations) = (store.clone(), locations.clone());
             async move {
                 let mut nodes = read_nodes(&store, scope, &ids).await?;
@@ -358,6 +368,7 @@ impl Nodes {
         let (scope, agent, generation) = (caller.scope, caller.agent_id, caller.token_generation);
         match self.core.store.mint_direct_token(scope, agent, generation, token.hash).await? {
             DirectTokenOutcome::TokenRotated => {
+                // The transaction saw a newer token than the cache of this process.
                 Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Agent }))
             }
             DirectTokenOutcome::NoAgent => Err(EngineError::NotFound(Missing::Agent(caller.name.to_string()))),

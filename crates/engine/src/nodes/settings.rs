@@ -81,6 +81,7 @@ pub(super) fn requested_kind(
 
 /// Refuses another kind or role for a stored node. One of another id is another node, which wants this one's name.
 fn check_fixed(request: &EnrolNodeBody, node: &Node, kind: NodeKind, role: Option<NodeRole>) -> EngineResult<()> {
+    // A request without a role keeps that of the stored node.
     let has_other_role = role.is_some_and(|role| role != node.role);
     if node.kind == kind && !has_other_role {
         return Ok(());

@@ -22,6 +22,7 @@ const MAX_AGENTS_PER_TICK: i64 = 2000;
 /// Disconnects silent providers. Postgres must have been up for a whole TTL: before that, silence proves nothing.
 pub async fn disconnect_silent(engine: &Engine, storage_up_for: Duration) -> EngineResult<TickOutcome> {
     if storage_up_for < PROVIDER_TTL {
+        // A tick that succeeds counts as a contact with Postgres, so it must have made one.
         engine.check_storage().await?;
         return Ok(TickOutcome::default());
     }
@@ -48,6 +49,7 @@ pub async fn disconnect_expired_gateways(engine: &Engine, storage_up_for: Durati
         return Ok(TickOutcome::default());
     }
     let disconnected = engine.store().disconnect_orphaned_providers(MAX_PER_TICK, engine.now()).await?;
+    // After the disconnect: a gateway with a provider keeps its row.
     engine.store().remove_expired_gateways(GATEWAY_ROW_RETENTION).await?;
     Ok(engine.nodes().announce_disconnected(disconnected, "disconnected"))
 }
@@ -64,6 +66,7 @@ impl Nodes {
                 reason,
                 "a provider was disconnected"
             );
+            // The disconnect raised the epoch, so a gateway that is alive after all closes the socket.
             self.core.hints.provider_taken(
                 provider.scope,
                 provider.node_id.clone(),

@@ -37,6 +37,8 @@ impl SealingSecret {
             )));
         }
         let digest = |purpose: &str| Sha256::new().chain_update(purpose).chain_update(text).finalize();
+        // Key and id are derived with labels of their own: the id is stored in the clear and says nothing about the
+        // key.
         let key = UnboundKey::new(&AES_256_GCM, &digest("relay signing key seal\0"))
             .map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         let id = hex::encode(&digest("relay signing key seal id\0")[..8]);
@@ -47,6 +49,7 @@ impl SealingSecret {
         let mut nonce = [0; NONCE_LEN];
         getrandom::fill(&mut nonce).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         self.key
+            // `kid` is authenticated too: a private half does not open in the row of another key.
             .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(kid), &mut private)
             .map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         Ok([&nonce[..], &private].concat())
@@ -120,6 +123,7 @@ impl KeyRing {
 
     /// True if both rings have the same keys.
     pub(super) fn has_same_keys(&self, other: &Self) -> bool {
+        // Only verifying keys decide about access. Another signing key ends none.
         self.verifying.len() == other.verifying.len()
             && self.verifying.keys().all(|kid| other.verifying.contains_key(kid))
     }

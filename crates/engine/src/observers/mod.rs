@@ -89,6 +89,7 @@ impl ObserverCache {
     }
 
     fn current_view(&self, known: &VerifiedToken, now: DateTime<Utc>) -> Result<CurrentView, AccessEndReason> {
+        // Verified tokens are cached without a time limit: retiring a key must end them all the same.
         if known.kid.as_ref().is_some_and(|kid| self.ring().verifying_key(kid).is_none()) {
             return Err(AccessEndReason::Revoked);
         }
@@ -144,6 +145,7 @@ impl Observers {
             AccessBasis::Opaque(hash) => match self.recheck_credential(TokenKind::Observer, *hash).await {
                 Ok(Some(Credential::Observer(now))) => self.refresh_access(now)?,
                 Ok(_) => return Err(AccessEndReason::Revoked),
+                // Storage is unavailable. The access goes on until the refreshes are too old.
                 Err(()) => return Ok(None),
             },
             AccessBasis::Key(hash) => match self.recheck_credential(TokenKind::Workspace, *hash).await {
@@ -180,10 +182,12 @@ impl Observers {
                     Some(known) => known,
                     None => {
                         let known = self.verify(token, kid).await?.ok_or_else(unknown)?;
+                        // Only the signature is remembered. Revocation and expiry are looked at on each use.
                         self.cache.verified.insert(hash, Arc::clone(&known));
                         known
                     }
                 };
+                // After the verification, so that a forged token gets 401 and not 503.
                 if !self.cache.refresher.is_fresh() {
                     // It may have been revoked without this gateway having read it.
                     return Err(StoreError::unavailable("checking an observer token").into());

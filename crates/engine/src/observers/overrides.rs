@@ -77,6 +77,7 @@ impl Overrides {
                 // Scopes or filters of a newer version: limits that are not understood cannot be enforced.
                 (OverrideState::Live, None) => Override::Ended(AccessEndReason::Unverifiable),
             };
+            // Rows at the position of the last read may come again, and change nothing.
             changed |= self.0.get(&token) != Some(&new);
             self.0.insert(token, new);
         }

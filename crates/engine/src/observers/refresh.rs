@@ -78,6 +78,7 @@ impl Refresher {
 
     /// Waits for a refresh that began at `moment` or later.
     pub(super) async fn wait_for_refresh(&self, moment: Instant) -> EngineResult<()> {
+        // Unknown key ids are free to invent, so only a few requests may wait for them.
         let _permit = self.waiting.try_acquire().map_err(|_| EngineError::Overloaded)?;
         self.wanted.notify_one();
         let mut read_at = self.read_at.subscribe();
@@ -120,6 +121,7 @@ impl Observers {
     /// When Postgres refuses a statement, or the system has no randomness.
     pub async fn serve(&self, secret: Option<SealingSecret>) -> EngineResult<()> {
         jwt::install();
+        // A second call keeps the first secret.
         let _ = self.cache.refresher.secret.set(secret);
         while let Err(error) = self.refresh().await {
             if !matches!(error, EngineError::Unavailable(_) | EngineError::Overloaded) {
@@ -134,6 +136,7 @@ impl Observers {
     /// Refreshes signing keys and overrides now.
     pub(super) async fn refresh(&self) -> EngineResult<()> {
         let observers = &self.cache;
+        // Held over the reads: of two refreshes at once, the older result must not be applied last.
         let mut position = observers.refresher.position.lock().await;
         let began = Instant::now();
         let known = position.as_ref().filter(|known| known.began_at.elapsed() < REREAD_EVERY);
@@ -141,6 +144,7 @@ impl Observers {
         // Read first: what changes meanwhile is found by the next refresh.
         let changes = self.core.store.observer_changes(since).await?;
         if known.is_some_and(|known| !changes.has_overrides && known.keys == changes.keys) {
+            // The time before the read, which may lack a revocation that happened during it.
             observers.refresher.read_at.send_replace(Some(began));
             return Ok(());
         }
@@ -148,6 +152,7 @@ impl Observers {
         let (rows, cursor) = self.core.store.observer_overrides(since).await?;
         let mut changed = {
             let mut overrides = observers.overrides.write().unwrap_or_else(PoisonError::into_inner);
+            // Emptied and filled under one lock: no check may see a revoked token without its override.
             if known.is_none() {
                 *overrides = Overrides::default();
             }
@@ -159,8 +164,10 @@ impl Observers {
             *known = Arc::new(ring);
         }
         let began_at = known.map_or(began, |known| known.began_at);
+        // Only after both were applied: a refresh that fails before is repeated from the same position.
         *position = Some(RefreshPosition { cursor, began_at, keys: changes.keys });
         observers.refresher.read_at.send_replace(Some(began));
+        // Last: observers recheck at once and must find the new state.
         if changed {
             observers.refresher.notify_access_change();
         }
@@ -174,6 +181,7 @@ impl Observers {
             return Ok(ring);
         }
         let first = keys::generate(secret, self.core.now())?;
+        // False if another gateway was faster: its key is read below, and ours is dropped.
         if self.core.store.add_signing_key(&first, true, MAX_LIVING_KEYS).await? {
             tracing::info!(kid = first.kid, sealed = first.sealed_with.is_some(), "generated a signing key");
             self.core.hints.observers_changed();
@@ -186,6 +194,7 @@ impl Observers {
 async fn refresh_periodically(observers: Observers) {
     let mut failed = false;
     loop {
+        // A burst of hints causes one refresh: `notified` keeps a single one of them.
         tokio::time::sleep(MIN_INTERVAL).await;
         let woken = observers.cache.refresher.wanted.notified();
         let _ = tokio::time::timeout(REFRESH_EVERY - MIN_INTERVAL, woken).await;

@@ -59,6 +59,7 @@ pub(super) fn classify(token: &str) -> TokenForm {
         return TokenForm::Opaque;
     }
     match jsonwebtoken::decode_header(body) {
+        // The header is a claim of the client: another algorithm is refused before a key is looked for.
         Ok(Header { alg: Algorithm::EdDSA, kid: Some(kid), .. }) => TokenForm::Signed { kid },
         _ => TokenForm::Neither,
     }

@@ -133,6 +133,7 @@ impl Observers {
             expires_at,
         };
         match self.core.store.update_observer_token(scope, token, &stored, now).await? {
+            // Refreshed before the answer: this process must not apply the former limits afterwards.
             ObserverTokenUpdate::Changed(row) => {
                 self.refresh_after_change().await;
                 Ok(*row)
@@ -169,6 +170,7 @@ impl Observers {
     }
 
     async fn end_tokens(&self, ended: ChangedToken) {
+        // The event is announced last, when this process no longer accepts the token.
         ended.changed.into_iter().for_each(|hash| self.tokens.revoke(hash));
         self.refresh_after_change().await;
         self.core.announce(ended.recorded);
@@ -187,6 +189,7 @@ impl Observers {
             version: row.version,
             view: parse_view(&row.scopes, &row.filters).unwrap_or_else(|| Arc::new(empty_view())),
             expires_at: Some(row.effective_expiry.map_or(signed_until, |expiry| expiry.min(signed_until))),
+            // `sign` names its key itself.
             kid: None,
         };
         // Before its first refresh, a process has no signing key.

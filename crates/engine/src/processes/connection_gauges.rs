@@ -17,6 +17,7 @@ pub(crate) async fn run(engine: Weak<Inner>) {
         metrics::gauge!(name::DATABASE_CONNECTIONS, "state" => "idle").set(pool.idle);
         metrics::gauge!(name::DATABASE_CONNECTIONS_MAX).set(pool.max);
         metrics::gauge!(name::NATS_CONNECTED).set(u8::from(inner.stream.is_up()));
+        // Not held over the pause, so that the engine can be dropped.
         drop(inner);
         tokio::time::sleep(SAMPLE_EVERY).await;
     }

@@ -15,6 +15,7 @@ impl Processes {
     /// Makes this process a gateway, with an id that no restart reuses.
     #[must_use]
     pub fn become_gateway(&self) -> GatewayId {
+        // Once: all parts of the process share the id and the one receiver of its hints.
         *self.core.gateway.get_or_init(|| {
             let id = GatewayId::new(self.core.next_id());
             let receive = hints::receive_remote(Arc::downgrade(&self.core.hints), self.stream.clone(), Some(id));

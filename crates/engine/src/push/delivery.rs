@@ -31,6 +31,7 @@ const STANDARD_WEBHOOKS: &str = "standard-webhooks";
 #[derive(Deserialize)]
 struct DeliveryInput {
     url: Option<String>,
+    // Clients send both spellings of these two fields (docs/protocol/node.md).
     #[serde(alias = "ackMode")]
     ack_mode: Option<String>,
     auth: Option<AuthInput>,
@@ -113,6 +114,7 @@ impl Secrets {
         };
         let use_proxy = given.use_proxy.or(base.as_ref().map(|b| b.use_proxy)).unwrap_or(false);
         let delivery = EndpointSettings { url, ack_mode, auth, use_proxy, ordering, retry };
+        // Nothing is encrypted for an endpoint without secrets, so the loss of a key does not concern it.
         let sealed = if secrets == EndpointSecrets::default() {
             None
         } else {
@@ -135,6 +137,7 @@ impl Secrets {
         let plain = self.open(&secret_context(scope, node), sealed);
         plain
             .and_then(|plain| serde_json::from_slice(&plain).ok())
+            // An error instead of no secrets: a call must not leave unsigned.
             .ok_or_else(|| EngineError::Internal(Fault::SealedWithUnknownKey { key_id: sealed.key_id.clone() }))
     }
 }
@@ -181,6 +184,7 @@ fn read_auth(given: AuthInput, known: &EndpointSecrets) -> EngineResult<(Endpoin
         "none" => Ok((EndpointAuth::None, EndpointSecrets::default())),
         "bearer" => {
             let token = resolve_secret("token", given.token, known.token.as_ref())?;
+            // It becomes part of a header, which other bytes would break.
             if token.len() > MAX_HEADER_VALUE_BYTES || token.bytes().any(|byte| !byte.is_ascii_graphic()) {
                 return Err(invalid("auth.token must be visible ASCII of at most 4096 bytes"));
             }
@@ -198,6 +202,7 @@ fn read_auth(given: AuthInput, known: &EndpointSecrets) -> EngineResult<(Endpoin
                 if let Some(problem) = header_problem(&name, &value) {
                     return Err(invalid(format!("header \"{}\" {problem}", name.escape_default())));
                 }
+                // HTTP compares names without case: one of the two would silently replace the other.
                 if !lower.insert(name.to_ascii_lowercase()) {
                     return Err(invalid("auth.headers must not name one twice"));
                 }
@@ -229,6 +234,7 @@ fn read_hmac(given: AuthInput, known: &EndpointSecrets) -> EngineResult<(Endpoin
     }
     let header = |field: &str, name: Option<String>, default: &str| {
         let name = name.unwrap_or_else(|| default.to_owned());
+        // Only the name is checked: the value is computed for each call.
         match header_problem(&name, "") {
             Some(problem) => Err(invalid(format!("auth.{field} {problem}"))),
             None => Ok(name),

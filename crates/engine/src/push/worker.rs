@@ -116,6 +116,7 @@ impl PushWorker {
     /// Reads one page of each mailbox above a position, in the order given, as many rows as fit into memory. `None` for
     /// mailboxes of a family whose pages in use leave no room.
     pub async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> EngineResult<Vec<Option<HeldPage>>> {
+        // Without the contents: only rows that fit are read completely, after their memory was reserved.
         let pages = self.reads.read_push_pages(self.id, mailboxes, self.core.now() - OLDEST_LIVE_ROW).await?;
         let mut by_family: HashMap<FamilyId, Vec<(usize, PushPage)>> = HashMap::new();
         for (at, page) in pages.into_iter().enumerate() {
@@ -124,17 +125,20 @@ impl PushWorker {
         let mut held: Vec<Option<HeldPage>> = mailboxes.iter().map(|_| None).collect();
         for (family, mut pages) in by_family {
             let free = self.core.bodies.free(family);
+            // `free` may be outdated by the time of the reservation, which then fails and gives the mailboxes no page.
             let mut budget = ContentBudget::new(free.min(PAGE_BYTES));
             let fitting = budget.fit_prefixes(&pages.iter().map(|(_, page)| page.rows.as_slice()).collect::<Vec<_>>());
             // The next read must not wait for endpoints of this family.
             let Some(memory) = self.core.bodies.try_reserve(family, budget.used()) else { continue };
             let memory = Arc::new(memory);
             for ((at, mut page), fitting) in pages.drain(..).zip(fitting) {
+                // The rows that were cut off are read with the next page.
                 page.has_more |= fitting < page.rows.len();
                 page.rows.truncate(fitting);
                 held[at] = Some(HeldPage { page, memory: Arc::clone(&memory) });
             }
         }
+        // Settled rows are only passed, so their contents are not needed.
         let rows = held.iter_mut().flatten().flat_map(|held| &mut held.page.rows).map(|row| &mut row.delivery);
         let unsettled = rows.filter(|row| !row.settlement.is_some_and(Settlement::is_settled));
         self.reads.read_contents(unsettled).await?;
@@ -151,6 +155,8 @@ impl PushWorker {
 
     /// Notifies senders of deliveries that became dead letters.
     fn notify_senders(&self, attempts: &[PushAttempt], done: &RecordedAttempts) {
+        // Only deliveries that this transaction gave up: a row that another writer settled meanwhile keeps that
+        // outcome.
         for attempt in attempts.iter().filter(|attempt| done.is_dead_lettered(attempt)) {
             let AttemptOutcome::DeadLettered { reason } = attempt.outcome else { continue };
             metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason.as_str()).increment(1);

@@ -17,6 +17,7 @@ impl Recovery {
     #[must_use]
     pub fn was_restored_recently(&self) -> bool {
         let recovered_at = *self.state.recovered_at.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // A recovery in the future, by the clock of a process that is ahead, counts as recent.
         recovered_at.is_some_and(|at| (self.core.now() - at).to_std().unwrap_or(Duration::ZERO) <= REPORT_WINDOW)
     }
 

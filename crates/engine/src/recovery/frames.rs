@@ -57,6 +57,7 @@ struct Data {
 pub(super) fn read_delivery(logged: LoggedFrame) -> Option<LoggedDelivery> {
     let delivery_id: DeliveryId = logged.delivery_id.parse().ok()?;
     let frame: Option<Frame> = logged.body.as_ref().and_then(|body| serde_json::from_slice(body).ok());
+    // A frame without a body names only its delivery. Nearly all of them are messages.
     let is_message = frame.as_ref().is_none_or(|frame| {
         matches!(frame.payload.kind.as_str(), "message.created" | "thread.reply" | "dm.received" | "group_dm.received")
     });

@@ -54,11 +54,13 @@ impl LastSent {
         let Generations { current, former } = &mut *generations;
         if let Some(sent) = current.get_mut(&key) {
             sent.seq = sent.seq.max(seq);
+            // Cloned only when the agent has moved: this runs for each delivery that is sent.
             if sent.fence.node_id != fence.node_id || sent.fence.provider != fence.provider {
                 sent.fence = fence.clone();
             }
             return;
         }
+        // Moved to the current generation before the former one may be dropped.
         let seq = former.remove(&key).map_or(seq, |sent| sent.seq.max(seq));
         if current.len() >= GENERATION {
             *former = std::mem::take(current);
@@ -99,6 +101,7 @@ pub(super) async fn raise_heads(engine: &Engine) -> EngineResult<()> {
     for chunk in state.last_sent.read().chunks(MAILBOXES_PER_READ) {
         let positions: Vec<(WorkspaceScope, AgentId, Seq)> =
             chunk.iter().map(|((scope, agent), sent)| (*scope, *agent, sent.seq)).collect();
+        // Most mailboxes lost nothing. Only the others are locked, one by one.
         let reassigned = engine.store().reassigned_seqs(&positions).await?;
         for (key, sent) in chunk.iter().filter(|(key, _)| reassigned.contains(key)) {
             let raised = engine.inner.recovery.raise_to(&sent.fence, key.1, sent.seq);
@@ -106,6 +109,7 @@ pub(super) async fn raise_heads(engine: &Engine) -> EngineResult<()> {
             raised.map_err(|_| EngineError::storage_timeout("raising a mailbox head above a sent seq"))??;
         }
     }
+    // Last: a failure or a deadline leaves the flag, and the next check compares all of them again.
     state.must_raise_heads.store(false, Ordering::SeqCst);
     Ok(())
 }

@@ -90,6 +90,7 @@ impl RecoveryState {
 
     /// Signals that the log was recreated.
     pub(crate) fn log_recreated(&self) {
+        // The flag as well as the signal: it stays until a rebuild succeeds.
         self.must_rebuild.store(true, Ordering::Relaxed);
         self.log_recreated.notify_one();
     }
@@ -142,12 +143,14 @@ pub(crate) async fn run(engine: Weak<Inner>) {
         let Some(inner) = engine.upgrade() else { return };
         inner.recovery.state.readiness.send_replace(Readiness::Open(rounds));
         let store = inner.core.store.clone();
+        // Not held while monitoring, so that the engine can be dropped.
         drop(inner);
         let ended = tokio::select! {
             ended = monitor_database(&engine, compared) => ended,
             () = store.met_other_epoch() => Some(()),
         };
         let (Some(()), Some(inner)) = (ended, engine.upgrade()) else { return };
+        // Before the readiness: requests that are in progress must assign no number in the changed database.
         store.close_epoch();
         inner.recovery.state.readiness.send_replace(Readiness::Closed("the database is not the one before"));
     }
@@ -203,6 +206,7 @@ async fn try_open(engine: &Engine, began: Instant, rounds: &mut u64) -> EngineRe
 
 /// Begins to serve this database. Returns true if it is another one than before, or was recovered since.
 fn open_database(engine: &Engine, database: &DatabaseState) -> bool {
+    // Set before the epoch is opened: brokers that register then report their positions.
     *engine.inner.recovery.state.recovered_at.lock().unwrap_or_else(PoisonError::into_inner) = database.recovered_at;
     let known = database.known();
     let before = engine.store().known_database();
@@ -335,6 +339,7 @@ async fn check_database(engine: &Engine, began: Instant) -> EngineResult<CheckOu
     };
     lock.release().await;
     outcome?;
+    // Read again: the repair has changed its epoch and identity.
     Ok(CheckOutcome::Open { compared: true, database: Box::new(store.database_state().await?) })
 }
 
@@ -364,6 +369,7 @@ async fn adopt_unchanged(store: &Store, compared: bool) -> EngineResult<CheckOut
 /// Repairs the database, under the lock, unless another process has done so before.
 async fn repair_locked(engine: &Engine, repair: &DatabaseRepair<'_>, has_log: bool) -> EngineResult<()> {
     let state = &engine.inner.recovery.state;
+    // Read again under the lock: another process may have finished the repair in between.
     let database = state.store.database_state().await?;
     let is_older = database.is_replaced() || engine.store().is_older_state(&database);
     let needs_repair = is_older

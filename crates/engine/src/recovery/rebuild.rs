@@ -35,6 +35,8 @@ async fn publish_unless_rebuilt(engine: &Engine) -> EngineResult<u64> {
         return Ok(0);
     }
     let published = publish_all(engine).await?;
+    // Only after all of them: a crash before makes another process publish again, and JetStream drops the frames that
+    // it has.
     engine.inner.stream.mark_rebuilt().await?;
     Ok(published)
 }
@@ -51,6 +53,7 @@ async fn publish_all(engine: &Engine) -> EngineResult<u64> {
             busy.iter().map(|(scope, agent, floor)| (*scope, *agent, floor + 1)).collect();
         while !wants.is_empty() {
             let pages = engine.store().mailbox_pages(&wants, PAGE, engine.now()).await?;
+            // Before settled rows are left out: the number of rows shows whether a page was full.
             wants = next_pages(&pages);
             let pending: Vec<_> = pages.into_iter().flat_map(|page| page.rows).filter(is_pending).collect();
             published += pending.len() as u64;

@@ -112,6 +112,7 @@ impl<'a> DatabaseRepair<'a> {
         if state.last == 0 {
             return Ok(false);
         }
+        // Retention may have dropped frames, so the log may begin later.
         let from = state.last.saturating_sub(COMPARED_FRAMES - 1).max(state.first);
         let newest = self.stream.read_frames(from, state.last).await?.verified;
         let places: Vec<_> = newest.iter().map(|frame| (frame.scope, frame.agent_id, frame.seq)).collect();
@@ -231,8 +232,10 @@ impl<'a> DatabaseRepair<'a> {
             progress(Progress { looked_at: last + 1 - from, of: to + 1 - from });
         }
         let mut raised: Vec<_> = highest.into_iter().map(|((scope, agent), seq)| (scope, agent, seq)).collect();
+        // In the order in which every transaction locks heads.
         raised.sort_unstable_by_key(|(scope, agent, _)| (scope.workspace_id(), *agent));
         report.raised = raised.len() as u64;
+        // After all pages: a head is raised once, above the highest number of its mailbox in the log.
         for some in raised.chunks(MAILBOX_BATCH) {
             report.lost += self.store.raise_heads(some, self.ids.now(), || self.ids.next_id()).await?;
         }
@@ -250,9 +253,11 @@ impl<'a> DatabaseRepair<'a> {
                 after = last;
             }
         }
+        // Before the adoption: an adopted database must name the log that belongs to it.
         if !margin.without_log {
             self.record_logs().await?;
         }
+        // Last: until then, a process that takes over after a crash repeats the repair.
         self.store.adopt_database(Some(&report.to_value())).await?;
         metrics::counter!(metric_names::RECOVERIES).increment(1);
         metrics::counter!(metric_names::DELIVERIES_RECOVERED).increment(report.recovered);

@@ -47,6 +47,7 @@ impl Search {
             Credential::Agent(agent) => Reader::Agent(agent.agent_id),
             Credential::Workspace { .. } | Credential::Observer(_) | Credential::Node(_) => Reader::Workspace,
         };
+        // Line breaks and tabs are allowed in a query, other control characters are not.
         check_name("q", &search.text.replace(['\t', '\n', '\r'], " "), MAX_SEARCH_BYTES)?;
         let from = search.from.as_deref().map(|name| name.strip_prefix('@').unwrap_or(name));
         if let Some(name) = from {
@@ -64,6 +65,7 @@ impl Search {
                 None => return Ok(Vec::new()),
             },
         };
+        // After the checks: a refused search takes no permit from others.
         let _permit = self.core.acquire_scan_permit(scope).await?;
         self.core.store.want_index(scope).await?;
         let query = SearchQuery { text: &search.text, channel, from, before: search.before, after: search.after };
@@ -71,6 +73,7 @@ impl Search {
         if !matches!(caller, Credential::Observer(_)) {
             return Ok(self.core.store.search(scope, &reader, &query, limit).await?);
         }
+        // A view cannot be expressed in SQL, so more rows are read and filtered here.
         let mut found = self.core.store.search(scope, &reader, &query, MAX_RANKED).await?;
         found.retain(|(row, _)| {
             view.sees_message(&MessageFacts {

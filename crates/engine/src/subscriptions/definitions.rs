@@ -52,6 +52,7 @@ impl Subscriptions {
         let scheme = check_secret(request.secret.as_deref(), request.signature_scheme.as_deref())?;
         let events = check_events(request.events)?;
         let filter = build_filter(request.channel.as_deref(), request.mentions.as_deref())?;
+        // For an early answer only: the addresses of the host are checked at each call.
         let allowed = self.egress.policy().check_url(&request.url);
         allowed.map_err(|refusal| invalid(format!("url cannot be called: {refusal}")))?;
         check_headers(&request.headers)?;
@@ -136,10 +137,12 @@ impl Subscriptions {
         since: DateTime<Utc>,
     ) -> EngineResult<Subscription> {
         let scope = caller.scope();
+        // Checks that the caller may manage it. The statements below look only at the id.
         self.get(caller, id).await?;
         if !self.core.store.replay_subscription(scope, id, since).await? {
             return Err(EngineError::NotFound(Missing::Subscription));
         }
+        // Read again: the replay has changed its state.
         self.get(caller, id).await
     }
 
@@ -222,6 +225,7 @@ fn build_filter(channel: Option<&str>, mentions: Option<&str>) -> EngineResult<O
         channel: channel.map(|name| check("channel", strip_hash(name))).transpose()?,
         mentions: mentions.map(mention).transpose()?,
     };
+    // An empty filter is stored as none, so that it is not evaluated for each event.
     Ok((filter != EventFilter::default()).then_some(filter))
 }
 
@@ -229,6 +233,7 @@ fn check_headers(headers: &BTreeMap<String, String>) -> EngineResult<()> {
     if headers.len() > MAX_HEADERS {
         return Err(invalid(format!("headers must not be more than {MAX_HEADERS}")));
     }
+    // HTTP compares names without case: one of two spellings would silently replace the other.
     let mut names: Vec<String> = headers.keys().map(|name| name.to_ascii_lowercase()).collect();
     names.sort_unstable();
     if names.windows(2).any(|pair| pair[0] == pair[1]) {

@@ -58,6 +58,7 @@ impl Subscriptions {
     pub(super) async fn event_access(&self, scope: WorkspaceScope, owner: AgentId) -> EngineResult<EventAccess> {
         let found = self.core.store.agents_with_rights(scope, &[owner]).await?;
         Ok(match found.first() {
+            // First: without the right to subscribe, that to read all events does not count here.
             Some(agent) if !agent.rights.has(Right::Subscribe) => EventAccess::None,
             Some(agent) if agent.rights.has(Right::ReadAllEvents) => EventAccess::All,
             Some(_) => EventAccess::Own,
@@ -78,9 +79,11 @@ impl Subscriptions {
         };
         let mut reader =
             EventReader { access, owner: lease.owner, conversations: HashSet::new(), invocations: HashSet::new() };
+        // Any other access depends on no further facts.
         let (EventAccess::Own, Some(owner)) = (access, lease.owner) else { return Ok(reader) };
         let (mut conversations, mut invocations) = (HashSet::new(), HashSet::new());
         let events = records.iter().flat_map(|record| (record.first_seq..).zip(&record.events));
+        // A record of several events may begin below the position.
         for (_, event) in events.filter(|(seq, _)| *seq > since) {
             match reach_of_event(event) {
                 EventReach::Conversation(id) | EventReach::ConversationOf(id, _) => {
@@ -91,6 +94,7 @@ impl Subscriptions {
             }
         }
         let store = &self.core.store;
+        // Most pages are about one of the two at most, and cost no other statement.
         if !conversations.is_empty() {
             let ids: Vec<&str> = conversations.into_iter().collect();
             reader.conversations.extend(store.conversations_with_member(lease.scope, owner, &ids).await?);

@@ -60,6 +60,7 @@ impl Subscriptions {
         let mut after = None;
         loop {
             let scopes = self.core.store.workspaces_with_delivery_subscriptions(after, WATCHED_BATCH_SIZE).await?;
+            // In pages, so that no statement and no list grows with the number of workspaces.
             self.core.watch_events(&scopes).await?;
             after = scopes.last().copied();
             if i64::try_from(scopes.len()).is_ok_and(|found| found < WATCHED_BATCH_SIZE) {
@@ -107,6 +108,7 @@ impl Subscriptions {
         if since >= head {
             return Ok(EventsMatched::None);
         }
+        // Held until the bodies are stored, with the most that a page may take: their sizes are not known before.
         let _memory = self.core.bodies.reserve(lease.family, MATCH_BYTES).await;
         let mut records = store.events_since(lease.scope, since, EVENT_BATCH_SIZE).await?;
         // Retention may have dropped the remaining events.
@@ -118,6 +120,7 @@ impl Subscriptions {
         let mut message_events = message_events(&records, |seq, event| seq > since && is_wanted(event));
         let fitting = store.count_fitting_messages(lease.scope, &message_events, MESSAGE_BYTES).await?;
         if let Some((later, _)) = message_events.get(fitting) {
+            // Events whose messages do not fit come with the next page, so the position stays below them.
             last = later - 1;
             message_events.truncate(fitting);
         }
@@ -136,6 +139,7 @@ impl Subscriptions {
                 }
                 let data = matching::event_data(&event, message);
                 matched.push(MatchedEvent {
+                    // An id of a repeated match is not used: the event keeps its first delivery.
                     delivery_id: SubscriptionDeliveryId::new(self.core.next_id()),
                     event_seq,
                     message_id: match &event.body {
@@ -162,6 +166,7 @@ impl Subscriptions {
         if !self.core.store.queue_events(lease, to, matched, renew_for).await? {
             return Ok(EventsMatched::LeaseLost);
         }
+        // Only after the commit: a failed statement must not skip events.
         lease.event_cursor = Some(to);
         Ok(EventsMatched::Read)
     }
@@ -170,6 +175,8 @@ impl Subscriptions {
     /// any more: at most `limit`, as many as fit into [`CALL_BYTES`]. Waits for the memory, which is free again when the
     /// lease is dropped.
     pub async fn pending_calls(&self, lease: &Lease, limit: i64) -> EngineResult<(Vec<PendingCall>, ByteLease)> {
+        // Checked again before each page: the agent may have lost a right or left a conversation since the event was
+        // queued.
         if let Some(owner) = lease.owner {
             match self.event_access(lease.scope, owner).await? {
                 EventAccess::All => {}
@@ -178,6 +185,7 @@ impl Subscriptions {
             }
         }
         let (fitting, bytes) = self.core.store.fitting_calls(lease, limit, CALL_BYTES).await?;
+        // Reserved before the bodies are read. The lease keeps other workers from the rows meanwhile.
         let memory = self.core.bodies.reserve(lease.family, bytes).await;
         let calls = if fitting == 0 { Vec::new() } else { self.core.store.pending_calls(lease, fitting).await? };
         Ok((calls, memory))
@@ -202,6 +210,7 @@ impl Subscriptions {
     /// Disables a subscription and announces it. Returns `false` when the lease is lost.
     pub async fn disable(&self, lease: &Lease, reason: DisabledReason) -> EngineResult<bool> {
         let recorded = self.core.store.disable_subscription(lease, reason, self.core.now()).await?;
+        // Without a record the epoch no longer matched, and nothing was changed.
         let is_disabled = recorded.is_some();
         recorded.into_iter().for_each(|recorded| self.core.announce(recorded));
         Ok(is_disabled)

@@ -47,6 +47,7 @@ impl Workspaces {
                 let ids: Vec<MessageId> = rows.iter().map(|row| row.message_id).collect();
                 let mut found = store.message_texts_and_metadata(scope, &ids).await?;
                 let with_contents = rows.into_iter().filter_map(|row| {
+                    // Retention may have dropped the message since the rows were listed.
                     let (text, metadata) = found.remove(&row.message_id)?;
                     Some(ActivityMessage { text, metadata, ..row })
                 });
@@ -67,6 +68,7 @@ impl Workspaces {
         let Credential::Observer(observer) = caller else {
             return Ok(self.core.store.activity(caller.scope(), filter, limit).await?);
         };
+        // A view cannot be expressed in SQL, so more rows are read and filtered here.
         let mut rows = self.core.store.activity(caller.scope(), filter, MAX_OBSERVED).await?;
         rows.retain(|(row, _)| {
             observer.view.sees_message(&MessageFacts {
@@ -90,6 +92,7 @@ impl Workspaces {
         conversation: Option<&str>,
         direct: Option<bool>,
     ) -> Option<ActivityFilter> {
+        // Postgres accepts no NUL in text, and no conversation has such an id.
         if conversation.is_some_and(|id| id.contains('\0')) {
             return None;
         }
@@ -105,6 +108,8 @@ impl Workspaces {
     /// Returns totals of the last `days` days.
     pub async fn stats(&self, scope: WorkspaceScope, days: u32) -> EngineResult<Stats> {
         let _permit = self.core.acquire_scan_permit(scope).await?;
+        // Only workspaces with readers are indexed. What the worker has not counted yet is counted now, so that the
+        // totals include the messages of this moment.
         self.core.store.want_index(scope).await?;
         self.core.store.index_newest(scope, INDEX_TAIL_LIMIT).await?;
         let (today, since) = self.window(days);

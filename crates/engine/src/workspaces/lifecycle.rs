@@ -145,12 +145,15 @@ impl Workspaces {
         let kept = stored.map(|key| (CreationKey { owner: owner_id, key }, &response));
         match (self.core.store.create_workspace(&new, kept).await?, key) {
             (WorkspaceCreation::Replayed { fingerprint, response }, Some(key)) => {
+                // The same key with another request is a mistake of the client, and must not return a workspace that it
+                // did not ask for.
                 if stored.is_some_and(|stored| fingerprint != stored.fingerprint) {
                     return Err(EngineError::Conflict(Conflict::CreationKeyReused));
                 }
                 self.replay_creation(&response, key).await
             }
             (WorkspaceCreation::TooMany, _) => Err(EngineError::LimitExceeded(Limit::Quota(Quota::ChildWorkspaces))),
+            // Only a request with a key can be a replay.
             _ => Ok(CreatedWorkspace { workspace_id, api_key, created_at, expires_at, is_new: true }),
         }
     }
@@ -190,6 +193,7 @@ impl Workspaces {
         match self.core.store.update_workspace(scope, &row_change, self.core.now()).await? {
             Some((row, recorded)) => {
                 self.core.announce(recorded);
+                // Cached tokens carry the rights of their agents.
                 if change.policy.is_some() {
                     self.tokens.rights_changed(scope);
                 }
@@ -206,6 +210,7 @@ impl Workspaces {
     /// Deletes a workspace. Its tokens are revoked when this returns.
     pub async fn delete(&self, scope: WorkspaceScope) -> EngineResult<()> {
         self.core.store.delete_workspace(scope, self.core.now()).await?;
+        // After the commit: before it, another request could read a token into the cache again.
         self.tokens.revoke_workspace(scope);
         self.observers.refresh_after_change().await;
         Ok(())
@@ -230,6 +235,7 @@ impl Workspaces {
         let id = response["workspace_id"].as_str().and_then(|id| id.parse().ok()).ok_or_else(ended)?;
         let stored = |field: &str| response[field].as_str();
         let api_key = match (stored("key_salt").zip(stored("key_id")), stored("salt")) {
+            // `None` if the key was removed: the caller then learns that the key cannot be returned any more.
             (Some((salt, key_id)), _) => derive_key(&self.secrets, key_id, salt, key),
             (None, Some(salt)) => Some(derive_former_key(salt, key)),
             (None, None) => None,

@@ -56,6 +56,7 @@ impl Suspensions {
     pub fn is_suspended_or_drained(&self, scope: WorkspaceScope, node: &NodeId) -> bool {
         let current = self.current();
         current.suspended.contains(&scope.workspace_id())
+            // No node is drained most of the time: the key is then not built.
             || !current.drained.is_empty() && current.drained.contains(&(scope, node.clone()))
     }
 
@@ -72,6 +73,7 @@ pub(crate) async fn refresh(inner: &Inner) -> EngineResult<()> {
     let fresh =
         SuspendedSet { suspended: rows.suspended.into_iter().collect(), drained: rows.drained.into_iter().collect() };
     if *inner.suspensions.current() != fresh {
+        // The set before the signal, whose receivers read it at once.
         *inner.suspensions.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
         inner.suspensions.changes.send_modify(|changes| *changes += 1);
         inner.observers.cache.notify_access_change();

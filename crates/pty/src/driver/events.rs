@@ -47,6 +47,7 @@ impl EventSender {
     }
 
     pub(super) fn push_output(&mut self, bytes: &[u8], now: Instant) {
+        // Counted even when discarded: offsets of snapshots and the report of the exit cover all output.
         self.offset += bytes.len() as u64;
         if !self.discarding {
             self.coalescer.push(bytes, now);
@@ -74,6 +75,7 @@ impl EventSender {
     }
 
     pub(super) fn take_due(&mut self, now: Instant) {
+        // One chunk at a time: the rest stays in the coalescer, whose length is what stops the reading.
         if self.outbox.is_empty()
             && let Some(paced) = self.coalescer.take_due(now)
         {
@@ -105,6 +107,7 @@ impl EventSender {
     /// continue.
     pub(super) fn discard(&mut self) {
         self.discarding = true;
+        // At once: the chunks in it would count towards the output bound of all terminals.
         self.outbox.clear();
         self.coalescer = Coalescer::default();
     }

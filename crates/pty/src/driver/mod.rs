@@ -93,10 +93,13 @@ impl Driver {
     }
 
     async fn serve(&mut self) -> Exit {
+        // Clones, because the futures below borrow them while `handle` needs all of `self`.
         let (master, root, shared) = (self.master.clone(), self.root.clone(), self.shared.clone());
         let sender = self.events.sender();
         let mut exceeded = self.events.budget_state();
         loop {
+            // Marks this state as seen, so that `changed` below fires for a later one only, and none in between is
+            // lost.
             let paused = *exceeded.borrow_and_update();
             self.prepare(paused);
             if let Some(exit) = self.drained(paused) {
@@ -106,10 +109,14 @@ impl Driver {
             let wake = tokio::select! {
                 ready = master.readable(), if self.may_read(paused) => Wake::Readable(ready),
                 ready = master.writable(), if self.writer.wants_write() => Wake::Writable(ready),
+                // The descriptor of an ended program stays readable until it is reaped: waiting again would spin.
                 exit = root.ended(), if self.draining.is_none() => Wake::Exited(exit),
+                // A slot first, then the event: a cancelled branch cannot lose an event.
                 slot = sender.reserve(), if self.events.has_pending() => slot.map_or(Wake::ConsumerGone, Wake::Slot),
                 () = shared.queue.changed() => Wake::Recheck,
+                // Only the end of a pause needs a wake-up: its beginning is seen in the round after the next read.
                 _ = exceeded.changed(), if paused => Wake::Recheck,
+                // `select!` evaluates the expression even if the condition is false, so it needs some instant.
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Wake::Recheck,
             };
             self.handle(wake);
@@ -130,6 +137,7 @@ impl Driver {
             }
             Wake::Writable(Ok(mut ready)) => {
                 if self.write() {
+                    // As for reading: a side that was closed once is reported as ready for ever.
                     if ready.ready().is_write_closed() {
                         self.writer.pause_until(Instant::now() + CLOSED_RETRY);
                     } else {
@@ -216,6 +224,8 @@ impl Driver {
         let now = Instant::now();
         let (events, shared) = (&mut self.events, &self.shared);
         let outcome = linux::read_available(self.master.get_ref(), CHUNK_BYTES, |bytes| {
+            // The screen first: a consumer that takes a snapshot after a chunk expects the chunk's bytes to be part of
+            // it. The lock ends with this statement, so it is never held together with the lock of the queue.
             let answers = lock(&shared.display).screen.process(bytes);
             if !answers.is_empty() {
                 shared.queue.push_answers(&answers);
@@ -273,6 +283,8 @@ impl Driver {
         let draining = self.draining.as_ref()?;
         let silent_until = draining.last_output + DRAIN_SILENCE;
         let now = Instant::now();
+        // Silence and time count only if they are the program's: while a consumer stops the reading, neither says that
+        // nothing is left. The time limit has no timer of its own; the look after each silence finds it.
         let over = self.reading == ReadState::Finished
             || (!paused && silent_until <= now)
             || (draining.emptied && draining.since + DRAIN_TIME <= now)
@@ -291,10 +303,12 @@ impl Driver {
     }
 
     async fn finish(self, exit: Exit) {
+        // Before the reaping, which frees the id of the group.
         self.shared.signal_group(Signal::HUP);
         // Drops the last references and so closes the terminal. Processes that have it open receive a hang-up.
         lock(&self.shared.display).master = None;
         drop(self.master);
+        // Before the last events: a slow consumer must not keep the process id and the callers of `end` waiting.
         self.shared.reap(exit);
         let report = ExitReport { exit, output_bytes: self.events.offset() };
         self.events.finish(report).await;

@@ -115,6 +115,7 @@ impl Writer {
         match current.state {
             WriteState::PausedUntil(instant) => Some(instant),
             WriteState::Writing => (!current.stall_reported).then(|| current.progressed_at + self.stall_after),
+            // The consumer holds it up, not the program: no stall of the terminal.
             WriteState::Announced => None,
         }
     }

@@ -128,6 +128,7 @@ impl InputQueue {
     /// Queues keys; waits for room. Safe to cancel: nothing is queued then.
     pub(crate) async fn push_keys(self: &Arc<Self>, keys: Bytes) -> Result<WriteTicket, PtyError> {
         let units = self.input_room.units(keys.len());
+        // The semaphore serves its waiters in order, so keys keep the order in which callers began to wait.
         let room = self.input_room.semaphore.clone().acquire_many_owned(units).await.map_err(|_| PtyError::Ended)?;
         self.push(Work::Keys(keys), vec![room])
     }
@@ -148,6 +149,7 @@ impl InputQueue {
     fn push(self: &Arc<Self>, work: Work, room: Vec<OwnedSemaphorePermit>) -> Result<WriteTicket, PtyError> {
         let (done, receiver) = oneshot::channel();
         let mut state = self.lock();
+        // The room was taken before the lock: `close` may have emptied the list since.
         if state.closed {
             return Err(PtyError::Ended);
         }
@@ -155,6 +157,7 @@ impl InputQueue {
         let id = WriteId(state.last_id);
         state.entries.push_back(Entry { ticket: EntryTicket { id, done, _room: room }, work });
         drop(state);
+        // The driver is the only waiter. A notification that finds it busy is kept for its next wait.
         self.changed.notify_one();
         Ok(WriteTicket { id, queue: self.clone(), done: receiver })
     }
@@ -172,6 +175,7 @@ impl InputQueue {
         if state.closed {
             return;
         }
+        // All of them or none: a program would take a part of an answer for keys.
         if state.answers.len() + answers.len() > self.answer_bytes {
             state.dropped_answers += 1;
             return;
@@ -184,6 +188,7 @@ impl InputQueue {
     /// Takes the next thing to write.
     pub(crate) fn take_next(&self) -> Option<NextWrite> {
         let mut state = self.lock();
+        // Answers first: a program that asked usually waits for the answer before it reads other input.
         if !state.answers.is_empty() {
             return Some(NextWrite::Answers(std::mem::take(&mut state.answers).freeze()));
         }
@@ -201,6 +206,7 @@ impl InputQueue {
     /// Refuses further entries and fails all that wait with [`PtyError::Ended`].
     pub(crate) fn close(&self) {
         let mut state = self.lock();
+        // The flag first, under the lock of the lists: an entry whose caller has its room already is refused by `push`.
         state.closed = true;
         state.answers = BytesMut::new();
         state.entries = VecDeque::new();

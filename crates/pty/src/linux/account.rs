@@ -58,6 +58,7 @@ impl Account {
 
     /// Starts the command as this user.
     pub fn apply(&self, command: &mut Command) {
+        // A process that is not root may not set its groups, not even to the ones it has.
         if !self.is_own() {
             unsafe_calls::run_as(command, self.clone());
         }
@@ -72,6 +73,7 @@ impl Account {
 
     /// Takes the rights of this user permanently. Called between fork and exec.
     pub(super) fn assume(&self) -> io::Result<()> {
+        // The user last: without root's number, groups could not be set any more.
         setgroups(&self.groups)?;
         setgid(self.gid)?;
         Ok(setuid(self.uid)?)
@@ -80,6 +82,7 @@ impl Account {
 
 impl Drop for FileAccess {
     fn drop(&mut self) {
+        // The user first: setting the group needs root's number.
         setfsuid(self.earlier.0);
         setfsgid(self.earlier.1);
     }

@@ -79,6 +79,7 @@ impl ProcessTable {
                 Scope::Everything => entry.identity.pid != own_pid,
             };
             if marked && !entry.zombie {
+                // Unreadable for processes of other users, unless this process is root. They count as unmarked.
                 entry.marker = process.environ().ok().and_then(|mut variables| variables.remove(marker_variable));
             }
             table.entries.insert(entry.identity.pid, entry);

@@ -49,6 +49,7 @@ pub(crate) fn open(size: TerminalSize) -> io::Result<(OwnedFd, OwnedFd)> {
     // Without it the kernel's erase key removes single bytes of a character.
     attributes.input_modes |= InputModes::IUTF8;
     rustix::termios::tcsetattr(&program_side, OptionalActions::Now, &attributes)?;
+    // This side only: programs expect that their own reads and writes block.
     rustix::io::ioctl_fionbio(&master, true)?;
     Ok((master, program_side))
 }

@@ -31,6 +31,8 @@ pub(crate) fn start(
     program_side: OwnedFd,
 ) -> Result<RootProcess, PtyError> {
     if let Some(path) = &request.working_directory {
+        // The standard library enters the directory before the closure that takes the account's rights, that is, as
+        // root. So the account's right to enter it is checked here.
         let _access = request.account.as_ref().map(|account| account.file_access());
         check_directory(path).map_err(|source| PtyError::WorkingDirectory { path: path.clone(), source })?;
     }
@@ -54,6 +56,7 @@ pub(crate) fn start(
         account.apply(&mut command);
     }
     let child = unsafe_calls::spawn_session_leader(&mut command).map_err(execute)?;
+    // Dropping a `Child` neither ends nor reaps it; from here on its id is watched instead.
     let pid = Pid::from_child(&child);
     watch(pid).inspect_err(|_| {
         // Nothing refers to the program yet, so it must not run on. It is unreaped: the id is still its own.
@@ -79,6 +82,7 @@ impl RootProcess {
     /// Waits until the program has ended, without reaping it. Safe to cancel.
     pub(crate) async fn ended(&self) -> Exit {
         loop {
+            // Fails only when the runtime shuts down.
             let Ok(mut ready) = self.pidfd.readable().await else {
                 return Exit::Unknown;
             };
@@ -99,6 +103,7 @@ impl RootProcess {
 
     /// Frees the process id of a program that has ended.
     pub(crate) fn reap(&self) {
+        // `ended` has reported the status already; this call only takes it.
         let _ = self.exit(WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 

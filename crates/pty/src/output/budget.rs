@@ -61,6 +61,7 @@ pub(crate) struct BudgetShare {
 
 impl Drop for BudgetShare {
     fn drop(&mut self) {
+        // Compares the earlier sum: only a drop from above the bound can end a pause.
         if self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed) > self.budget.limit {
             self.budget.refresh();
         }

@@ -83,6 +83,7 @@ impl Coalescer {
 
 /// Length without the beginning of a character that may still be completed. Invalid bytes count as complete.
 fn complete_length(bytes: &[u8]) -> usize {
+    // A character has four bytes at most, so an unfinished one began within the last three.
     for start in (bytes.len().saturating_sub(3)..bytes.len()).rev() {
         let is_continuation = bytes[start] & 0b1100_0000 == 0b1000_0000;
         if !is_continuation {

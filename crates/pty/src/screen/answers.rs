@@ -86,16 +86,19 @@ impl Callbacks for Answers {
         params: &[&[u16]],
         end: char,
     ) {
+        // For example `CSI ? 2026 $ p`, which asks for a mode: none of the queries below.
         if second_mark.is_some() {
             return;
         }
         let param = |index: usize| params.get(index).and_then(|values| values.first()).copied();
         let first = param(0).unwrap_or(0);
         match (mark, end, first) {
+            // A VT220 (62) with colours (22).
             (None, 'c', 0) => self.answer(format_args!("\x1b[?62;22c")),
             // The answer itself has three parameters: a program that prints what it reads must not ask with it.
             (Some(b'>'), 'c', 0) if params.len() <= 1 => self.answer(format_args!("\x1b[>0;10;0c")),
             (Some(b'>'), 'q', 0) => {
+                // A control character would end the answer early, and the rest would be typed as keys.
                 let name: String = self.profile.name.chars().filter(|c| !c.is_control()).collect();
                 self.answer(format_args!("\x1bP>|{name}\x1b\\"));
             }
@@ -108,6 +111,7 @@ impl Callbacks for Answers {
             // Sizes in characters only; there are no pixels here.
             (None, 't', 18 | 19) => {
                 let (rows, cols) = screen.size();
+                // The code of the answer is 8 for query 18, and 9 for 19.
                 self.answer(format_args!("\x1b[{};{rows};{cols}t", first - 10));
             }
             (Some(mark @ (b'?' | b'>' | b'<' | b'=')), 'u', _) => {

@@ -50,6 +50,7 @@ impl StringGuard {
                     output = &output[end..];
                     self.0 = match output.first() {
                         None => State::Command(taken + kept),
+                        // Left in place: it begins the terminator or another sequence, which the next round looks at.
                         Some(&ESCAPE) => State::Elsewhere,
                         Some(_) => {
                             sink(&output[..1]);

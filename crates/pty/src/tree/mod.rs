@@ -68,6 +68,7 @@ impl Tree {
                 || entry.marker.as_ref() == Some(&self.marker)
         };
         let members = with_descendants(table, is_seed);
+        // Replaced, not extended: the set stays as small as the tree.
         *known = members.iter().map(|entry| entry.identity).collect();
         members
     }
@@ -93,6 +94,7 @@ fn with_descendants(table: &ProcessTable, is_seed: impl Fn(&ProcessEntry) -> boo
     let mut open: Vec<&ProcessEntry> = table.entries.values().filter(|entry| is_seed(entry)).collect();
     let (mut seen, mut members) = (HashSet::new(), Vec::new());
     while let Some(entry) = open.pop() {
+        // Several seeds may lead to the same process, and this process must never be among those that are ended.
         if own(entry) || !seen.insert(entry.identity) {
             continue;
         }

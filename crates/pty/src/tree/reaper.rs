@@ -18,6 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) async fn run(trees: Arc<Trees>, mut children: Signal) {
     let mut suspects: HashSet<ProcessIdentity> = HashSet::new();
     loop {
+        // With suspects there is a second look to take, which needs no further signal.
         if suspects.is_empty() && children.recv().await.is_none() {
             return;
         }
@@ -34,6 +35,7 @@ pub(crate) async fn run(trees: Arc<Trees>, mut children: Signal) {
         for orphan in ended.intersection(&suspects) {
             reap_adopted(*orphan);
         }
+        // Suspects of the last look have just been reaped.
         suspects = ended.difference(&suspects).copied().collect();
     }
 }

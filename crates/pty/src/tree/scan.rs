@@ -36,6 +36,7 @@ impl Trees {
 
     pub(crate) fn remove(&self, root: ProcessIdentity) {
         let mut running = lock(&self.running);
+        // The program was reaped before: its id may already belong to a terminal that was started since.
         if running.get(&root.pid).is_some_and(|shared| shared.tree.root == root) {
             running.remove(&root.pid);
         }
@@ -53,6 +54,7 @@ impl Trees {
     pub(crate) async fn scan(&self) -> Result<Arc<ProcessTable>, PtyError> {
         let asked_at = Instant::now();
         let mut last = self.last.lock().await;
+        // Another caller may have scanned while this one waited for the lock.
         if let Some((began_at, table)) = &*last
             && *began_at >= asked_at
         {
@@ -72,6 +74,7 @@ impl Trees {
 
     async fn read(&self, scope: Scope) -> Result<ProcessTable, PtyError> {
         let marker_variable = self.marker_variable.clone();
+        // It blocks for milliseconds where many processes run, in which this thread could serve no terminal.
         let read = tokio::task::spawn_blocking(move || ProcessTable::read(&marker_variable, &scope)).await;
         read.unwrap_or_else(|failed| Err(io::Error::other(failed))).map_err(PtyError::ProcessTable)
     }

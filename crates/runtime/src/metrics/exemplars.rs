@@ -68,6 +68,7 @@ pub(super) fn render_openmetrics(page: &str) -> String {
         text.push_str(renamed.as_deref().unwrap_or(line));
         if let Some(exemplar) = find_exemplar(line, &exemplars) {
             let Exemplar { trace, seconds, at } = exemplar;
+            // Writing to a `String` cannot fail.
             let _ = write!(text, " # {{trace_id=\"{trace}\"}} {seconds} {at:.3}");
         }
         text.push('\n');

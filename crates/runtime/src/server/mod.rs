@@ -67,6 +67,7 @@ where
     let mut connections = JoinSet::new();
     loop {
         let (socket, peer) = tokio::select! {
+            // The stop first: otherwise the loop would not end while clients keep connecting.
             biased;
             () = stop.cancelled() => break,
             accepted = accept_next(&listener) => accepted,
@@ -77,6 +78,7 @@ where
         let Some((handler, guard)) = accept(peer) else { continue };
         connections.spawn(serve_connection(socket, timeouts, handler, guard, stop.clone()));
     }
+    // Before the wait: new clients are refused at once, and connect to another process.
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
@@ -86,6 +88,7 @@ async fn accept_next(listener: &TcpListener) -> (TcpStream, SocketAddr) {
         match listener.accept().await {
             Ok((socket, peer)) => {
                 // Frames and responses are small and latency matters.
+                // An error means that the connection has ended, which its first read finds.
                 let _ = socket.set_nodelay(true);
                 return (socket, peer);
             }
@@ -129,11 +132,13 @@ async fn serve_connection<H, G, F, E>(
                 in_progress.upgrade();
                 return Ok::<_, E>(response);
             }
+            // Until the body was sent: a slow answer is no pause between requests.
             Ok(response.map(|body| GuardedBody::wrap(body, in_progress)))
         }
     });
     let connection = http1::Builder::new()
         .timer(NeverEndingTimer)
+        // Never fires, with this timer: it only makes hyper read an idle connection at once.
         .header_read_timeout(timeouts.head + timeouts.idle)
         .max_buf_size(MAX_BUFFER_BYTES)
         .serve_connection(TokioIo::new(stream), service)

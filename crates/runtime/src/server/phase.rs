@@ -87,6 +87,7 @@ impl RequestInProgress {
 impl Drop for RequestInProgress {
     fn drop(&mut self) {
         let mut state = self.0.state();
+        // Not after an upgrade, whose state must stay.
         if matches!(*state, State::Request) {
             *state = State::Idle(Instant::now());
         }

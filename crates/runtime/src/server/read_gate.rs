@@ -50,6 +50,7 @@ impl ReadGate {
     /// Notes that a control frame of this size was read. It may stand between the parts of a message.
     pub fn on_control_frame(&self, bytes: usize) {
         let mut state = self.state();
+        // Its bytes may have arrived before the limit was set, when none were counted.
         state.pending = state.pending.saturating_sub(bytes);
         state.wake_stream();
     }
@@ -90,6 +91,7 @@ impl ReadGate {
     /// Counts bytes that were read.
     pub(super) fn on_bytes(&self, bytes: usize) {
         let mut state = self.state();
+        // Only the reader of an upgraded connection sets a limit. Bodies of requests have their own.
         if state.limit.is_none() {
             return;
         }

@@ -71,6 +71,7 @@ impl<T, G> GuardedStream<T, G> {
         written: Poll<io::Result<R>>,
     ) -> Poll<io::Result<R>> {
         if written.is_ready() {
+            // Progress restarts the time: it bounds a stall, not the whole answer.
             self.writing = None;
             return written;
         }
@@ -84,6 +85,7 @@ impl<T: AsyncRead + Unpin, G> GuardedStream<T, G> {
     /// Reads and drops what arrives, until the end of the stream.
     fn poll_discard(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut dropped = [0; DISCARD_BYTES];
+        // Bounded by the runtime's budget of a task: once it is used up, the socket is pending.
         loop {
             let mut buffer = ReadBuf::new(&mut dropped);
             ready!(Pin::new(&mut self.io).poll_read(context, &mut buffer))?;

@@ -135,6 +135,7 @@ impl NodeSocket {
 
     /// Pauses or resumes reading: a paused socket answers no ping and fills its buffers.
     pub fn set_reading(&self, on: bool) {
+        // Fails only after the task has ended, when nothing is read anyway.
         let _ = self.reading.send(on);
     }
 
@@ -268,6 +269,7 @@ impl NodeSocket {
             }
             match self.receive(deadline).await {
                 Ok(frame) => self.kept.push_back(frame),
+                // The error is the close itself; the next round returns its code.
                 Err(_) if self.closed.is_some() => {}
                 Err(error) => return Err(error),
             }
@@ -276,6 +278,7 @@ impl NodeSocket {
 
     /// Closes with code 1000 and waits for the end.
     pub async fn close(mut self) -> Result<()> {
+        // Fails if the engine has closed already, which the next line notices.
         let _ = self.outbox.send(Message::Close(None)).await;
         self.closed(REPLY_WITHIN).await?;
         Ok(())

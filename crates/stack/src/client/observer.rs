@@ -184,6 +184,7 @@ impl EventSource {
                     "event" => event.event = value.to_owned(),
                     "id" => event.id = Some(value.to_owned()),
                     "data" => event.data = serde_json::from_str(value)?,
+                    // Unknown fields, such as `retry`, do not make an event by themselves.
                     _ => continue,
                 }
                 seen |= !field.is_empty();

@@ -69,6 +69,7 @@ impl BrokerSpec {
         spec.cwd = Some(self.folder.clone());
         let home = self.folder.to_str().context("the folder's name is not UTF-8")?;
         let environment = [
+            // Settings and state of the user who runs the tests must not reach the broker, nor its own reach them.
             ("HOME", home),
             ("XDG_DATA_HOME", home),
             ("RELAYCAST_BASE_URL", &self.engine),
@@ -78,6 +79,7 @@ impl BrokerSpec {
         ];
         spec.env = environment.map(|(key, value)| (key.to_owned(), Some(value.to_owned()))).to_vec();
         spec.env.extend(self.env.iter().map(|(key, value)| (key.clone(), Some(value.clone()))));
+        // The engine is on this machine, where a proxy of the environment could not reach it.
         for proxy in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
             spec.env.push((proxy.to_owned(), None));
         }
@@ -119,6 +121,7 @@ impl NodeBroker {
         let path = self.folder.join(STATE_DIRECTORY).join("connection.json");
         let pid = self.process.pid();
         let found = wait::until_ok("the broker to be ready", READY_WITHIN, || async {
+            // Ends the polling: a broker that has exited will not become ready.
             if !self.process.is_running() {
                 return Ok(None);
             }

@@ -75,6 +75,7 @@ impl Control {
     }
 
     pub(super) async fn closed(&self) {
+        // Cannot fail: the sender is a field of `self`.
         let _ = self.watch().wait_for(|state| state.mode == Mode::Closed).await;
     }
 
@@ -91,6 +92,7 @@ impl Control {
     }
 
     pub(super) fn restore(&self) {
+        // The rules first: the chunks that a blackhole held back pass on with the change of mode, and would meet them.
         *self.rules() = Rules::default();
         self.state.send_modify(|state| {
             state.mode = Mode::Forward;
@@ -112,6 +114,7 @@ impl Control {
 
     /// Runs the filter of `direction` on a chunk of `connection`.
     pub(super) fn filter(&self, direction: Direction, connection: ConnectionId, chunk: &mut Vec<u8>) -> Verdict {
+        // Held while the filter runs, so that the connections take turns with its state.
         let mut rules = self.rules();
         let filter = match direction {
             Direction::ToServer => &mut rules.to_server,

@@ -60,6 +60,7 @@ impl TcpProxy {
         let upstream = Arc::new(RwLock::new(parse_address(upstream)?));
         let port = Port::free()?;
         let control = Arc::new(Control::default());
+        // Bound here and not in the task: clients may connect as soon as this function returns.
         let listener = std::net::TcpListener::bind(port.address())?;
         listener.set_nonblocking(true)?;
         runtime()?.spawn(accept(listener, Arc::clone(&upstream), Arc::clone(&control)));
@@ -69,6 +70,7 @@ impl TcpProxy {
     /// Forwards to another server (`host:port`) from now on, and resets every connection, as an operator's proxy does
     /// in a failover.
     pub fn switch_to(&self, upstream: &str) -> Result<()> {
+        // Before the reset, after which clients connect again.
         *self.upstream.write().unwrap_or_else(PoisonError::into_inner) = parse_address(upstream)?;
         self.control.reset_all();
         Ok(())

@@ -89,6 +89,7 @@ impl Pump<'_> {
                 }
             };
             if self.direction == Direction::ToClient {
+                // Counted before a blackhole holds it back: `wait_for_receiver` waits for an answer that must not pass.
                 self.answers.send_modify(|count| *count += 1);
             }
             let latency = self.state.borrow().latency;
@@ -108,6 +109,7 @@ impl Pump<'_> {
                 nats.filter(&mut chunk, |subject| self.control.drops_message(subject));
             }
             let verdict = self.control.filter(self.direction, self.id, &mut chunk);
+            // Before the write: the answer may come before this pump begins to wait for it.
             let mut answers = self.answers.subscribe();
             match verdict {
                 Verdict::Forward => {}

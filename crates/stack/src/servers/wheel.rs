@@ -69,6 +69,7 @@ pub(super) fn python_packages(name: &str, python: &Path, requirements: &str) -> 
             .arg("--requirement")
             .arg(&file))
         .with_context(|| format!("install {name} from PyPI"))?;
+        // In the same folder before the rename, so that packages and pins appear together.
         fs::write(content.join(PINS_FILE), &pins)?;
         open_to_all(&content)?;
         if installed.exists() {

@@ -123,6 +123,7 @@ impl StackBuilder {
         let (postgres_dir, nats_dir) = (state.path().join("postgres"), state.path().join("nats"));
         let start_postgres = self.start_postgres(&postgres_dir);
         let ((postgres, database_url), nats) = tokio::try_join!(start_postgres, Nats::start(&nats_dir))?;
+        // Directly: a migration holds a lock of its session, which a pooler would not keep (ADR 0065).
         migrate(&binaries::find(&bin_dir, "relayctl")?, &database_url, &nats.url()).await?;
 
         let mut backends = Backends { database_url: database_url.clone(), nats_url: nats.url() };

@@ -41,6 +41,7 @@ impl FromRow<'_, PgRow> for EncryptedSecretRow {
     }
 }
 
+// Each half has a limit of its own, so that many secrets of one table do not postpone those of the other.
 const SEALED_WITH: &str = formatcp!(
     "
 (SELECT workspace_id, node_id, NULL::bigint AS subscription_id, sealed_key_id AS key_id, sealed

@@ -94,6 +94,7 @@ impl Store {
         scope: WorkspaceScope,
         key_hash: &[u8; 32],
     ) -> StoreResult<Option<StoredResponse>> {
+        // An expired row may still exist: it stays until it is pruned, or claimed again.
         sqlx::query_as(
             "SELECT fingerprint, status, response FROM idempotency_keys
              WHERE workspace_id = $1 AND key_hash = $2 AND created_at > relay_now() - make_interval(hours => $3)",

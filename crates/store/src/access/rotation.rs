@@ -88,17 +88,22 @@ impl Store {
         if found.rows_affected() == 0 {
             return Ok(None);
         }
+        // The workspace key may rotate a token that was stolen, so the agent's own connection ends too. An agent that
+        // rotates its own token stays connected. A node takes the agent over: its former holder must not act beside
+        // the node.
         let (keeps_former, ends_direct_node) = match by {
             ChangeOrigin::WorkspaceKey | ChangeOrigin::Operator => (true, true),
             ChangeOrigin::Agent => (true, false),
             ChangeOrigin::Node => (false, false),
         };
+        // Before the replaced token is kept: the primary key allows one former token of an agent.
         let mut changed = end_former_token(&mut tx, scope, agent).await?;
         let replaced = delete_tokens(&mut tx, scope, agent, ends_direct_node).await?;
         changed.extend(replaced.iter().map(|(hash, _)| *hash));
         if let Some((former, _)) = replaced.iter().find(|(_, kind)| keeps_former && *kind == TokenKind::Agent) {
             keep_former_token(&mut tx, scope, agent, *former).await?;
         }
+        // Otherwise the deliveries that the former holder has claimed would stay claimed until their leases end.
         if ends_direct_node {
             end_leases(&mut tx, scope, agent).await?;
         }
@@ -120,6 +125,7 @@ impl Store {
             }
         };
         let recorded = events::append(&mut tx, scope, at, events).await?;
+        // A repetition would be a second rotation, so the caller has to learn that the outcome is unknown.
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Some(ChangedToken { changed, recorded }))
     }

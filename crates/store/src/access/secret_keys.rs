@@ -26,6 +26,8 @@ impl Store {
     /// agree on one key.
     pub async fn insert_secret_key(&self, key_id: &str, fresh: &[u8; 32]) -> StoreResult<SecretKeyRow> {
         let doing = "storing a generated key";
+        // A second statement reads the row: if another process was first, DO NOTHING waits for its commit and returns
+        // no row.
         sqlx::query("INSERT INTO secret_keys (key_id, key) VALUES ($1, $2) ON CONFLICT (key_id) DO NOTHING")
             .bind(key_id)
             .bind(&fresh[..])

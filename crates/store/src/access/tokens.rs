@@ -124,10 +124,12 @@ impl Store {
         let read = tokio::time::timeout(LOOKUP_TIMEOUT, sqlx::query(LOOK_UP).bind(bytes).fetch_all(&self.pool));
         // The host of the former primary may never answer.
         let rows = tokio::select! {
+            // An answer that has arrived counts, even if the fence closes at the same time.
             biased;
             rows = read => rows.map_err(|_| StoreError::unavailable(doing))?.map_err(StoreError::from_sqlx(doing))?,
             () = self.fence.next_close() => return Err(StoreError::unavailable(doing)),
         };
+        // The statement returns no row for an unknown token.
         let mut found: Vec<_> = hashes.iter().map(|_| Ok(TokenLookup::Unknown)).collect();
         for row in &rows {
             let place: i64 = row.try_get("place").map_err(StoreError::from_sqlx(doing))?;
@@ -141,6 +143,7 @@ impl Store {
     /// Returns those of these node tokens that are revoked, or whose workspace has ended.
     pub async fn revoked_tokens(&self, hashes: &[TokenHash]) -> StoreResult<Vec<TokenHash>> {
         let hashes: Vec<&[u8]> = hashes.iter().map(|hash| &hash.as_bytes()[..]).collect();
+        // Revocation deletes the row of a token, so the tokens without a row are the revoked ones.
         sqlx::query_scalar(
             "SELECT known.token_hash
                FROM unnest($1::bytea[]) AS known (token_hash)

@@ -71,6 +71,7 @@ impl CapableProvider {
     }
 
     fn candidate(&self, wanted: &PlacementQuery<'_>, has_policy: bool) -> Candidate {
+        // The numbers are only compared, so one that is out of range may be clamped.
         let number = |n: i64| u32::try_from(n.max(0)).unwrap_or(u32::MAX);
         Candidate {
             node_id: self.node_id.clone(),
@@ -127,6 +128,9 @@ pub(crate) struct Candidates {
 
 // Selects the providers with the capabilities `c`. A node is the first in the order of its key: on a table without
 // statistics a plan would look for it among all nodes of its workspace.
+// The larger of two counts of agents applies: the provider's own is as old as its last heartbeat, and only it includes
+// agents that the engine does not know. A provider is not live without a valid lease of its gateway, whatever its row
+// says.
 macro_rules! capable_providers {
     ($c:literal) => {
         concat!(
@@ -163,6 +167,7 @@ const CAPABLE_PROVIDERS: &str = capable_providers!(
 );
 
 // The open invocations of each action follow the providers.
+// In one statement, because each round trip lengthens the turn for which other placements of the workspace wait.
 const CAPABLE_PROVIDERS_AND_OPEN_COUNTS: &str = concatcp!(
     CAPABLE_PROVIDERS,
     "
@@ -252,10 +257,12 @@ impl Candidates {
             .bind(workspaces_of_names)
             .bind(names)
             .bind(NODE_TTL.as_secs_f64())
+            // `CAPABLE_PROVIDERS` has no fourth parameter. Postgres accepts a value that the statement does not use.
             .bind(workspaces)
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
+        // A row of open invocations has their number in `open`, that of a provider a null.
         let is_provider = |row: &PgRow| matches!(row.try_get::<Option<i64>, _>("open"), Ok(None));
         let (mut rows, counts): (Vec<PgRow>, Vec<PgRow>) = rows.into_iter().partition(is_provider);
         let counts = decode_rows("invocations", &counts)?;

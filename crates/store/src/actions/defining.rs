@@ -157,6 +157,8 @@ impl Store {
     pub async fn define_action(&self, scope: WorkspaceScope, new: &NewAction<'_>) -> StoreResult<DefineOutcome> {
         let doing = "defining an action";
         let workspace = scope.workspace_id();
+        // Before BEGIN: a take-over may write outcomes to mailboxes, and a transaction that was prepared before a
+        // recovery must not number them after it.
         let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // Serialises with capabilities of brokers, which claim names in the same table.
@@ -186,6 +188,8 @@ impl Store {
             tx.commit().await.map_err(StoreError::from_commit(doing))?;
             return Ok(DefineOutcome::TakenOver { recorded, failed });
         }
+        // A new definition by the same handler is not counted. The count is exact, because every insertion holds the
+        // lock of the names.
         let written = sqlx::query(
             "INSERT INTO actions (workspace_id, action_id, name, description, claims_name, handler_agent_id,
                                   handler_node_id, input_schema, output_schema, available_to, created_at)
@@ -230,6 +234,7 @@ impl Store {
         let doing = "deleting an action";
         let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // Before the deletion: a definition of the same name waits, and then finds the name free.
         capabilities::lock_names(&mut tx, scope).await?;
         let handler: Option<ActionHandler> = sqlx::query_as(
             "DELETE FROM actions WHERE workspace_id = $1 AND action_id = $2
@@ -263,6 +268,7 @@ async fn fail_open_invocations(
 ) -> StoreResult<OutcomeBatch> {
     // A spawn has the name `spawn` and the capability of the action. An invocation that moved from the handler's
     // expired node names no node any more.
+    // The inputs, of up to 768 KiB each, are not read: no outcome contains them.
     let statement = formatcp!(
         "WITH open AS MATERIALIZED (
              SELECT i.invocation_id FROM invocations i

@@ -40,6 +40,7 @@ impl FromRow<'_, PgRow> for NamedHandlers {
 impl Store {
     /// Returns the action that owns a name, and whether the name is that of a capacity.
     pub async fn named_handlers(&self, scope: WorkspaceScope, name: &str) -> StoreResult<NamedHandlers> {
+        // Joined to a row that always exists: the name may be that of a capacity and of no action.
         sqlx::query_as(concat!(
             "SELECT k.is_capacity, o.*
                FROM (SELECT EXISTS (SELECT FROM node_capabilities
@@ -110,6 +111,7 @@ impl Store {
         target: Option<&NodeId>,
         names: &[&str],
     ) -> StoreResult<Option<Action>> {
+        // Without a target the first key of the order is null for all.
         sqlx::query_as(select!(
             "WHERE c.workspace_id = $1 AND c.name = ANY ($3) AND (c.claims_name OR c.handler_node_id = $2)
                AND EXISTS (SELECT FROM node_capabilities k
@@ -172,6 +174,7 @@ impl Store {
         node: &NodeId,
         name: &str,
     ) -> StoreResult<Option<CapabilityKind>> {
+        // `capacity` sorts after `action`, so that DESC puts it first.
         let row = sqlx::query(
             "SELECT kind FROM (
                  SELECT 0 AS rank, kind FROM node_capabilities

@@ -71,6 +71,7 @@ impl Store {
         let (mut tx, busy) = self.begin_placing(new.iter().map(|one| one.scope), doing).await?;
         let free: Vec<&NewInvocation> = new.iter().filter(|one| !busy.contains(&one.scope)).collect();
         let (created, recorded) = create_invocations(&mut tx, &free).await?;
+        // Not `from_commit`: after any failure of this kind the engine looks the ids up (`find_invocations`).
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         let mut created = created.into_iter();
         let outcome = |one: &NewInvocation| if busy.contains(&one.scope) { None } else { created.next() };
@@ -82,6 +83,7 @@ impl Store {
     pub async fn find_invocations(&self, new: &[NewInvocation]) -> StoreResult<Vec<Invocation>> {
         let doing = "reading invocations after an unknown commit outcome";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // Nothing is written, so that no epoch is required. The turns end with the transaction, which is dropped.
         wait_for_turns(&mut tx, &new.iter().map(|one| one.scope).collect(), None).await?;
         let query = format!(
             "SELECT {COLUMNS} FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, invocation_id)
@@ -102,6 +104,7 @@ async fn create_invocations(
     tx: &mut DatabaseSession,
     new: &[&NewInvocation],
 ) -> StoreResult<(Vec<InvokeOutcome>, Vec<RecordedEvents>)> {
+    // Before the limits: a repeated request is answered from its record, even where a new one would be refused.
     let used = claim_keys(tx, new).await?;
     let wanted = new.iter().filter_map(|one| match &one.handler {
         Handler::Node { capability, target, .. } => Some((one.scope, capability.as_str(), target.as_ref())),
@@ -127,11 +130,13 @@ async fn create_invocations(
             open.count(one);
             events.push((one.scope, invoked_event(one)));
         } else if let (false, Some(key)) = (used, one.key) {
+            // Not a key that was used before, which belongs to the earlier request.
             refused_keys.push((one.scope, key.hash));
         }
         outcomes.push(outcome);
     }
     release_keys(tx, &refused_keys).await?;
+    // There is none if the workspaces of the whole batch were busy. The events of a batch share one time.
     let Some(at) = new.first().map(|one| one.at) else { return Ok((outcomes, Vec::new())) };
     let recorded = rows.write(tx, EventColumns::collect(at, events)).await?;
     Ok((outcomes, recorded))
@@ -152,6 +157,8 @@ async fn place_invocation(
             if host.is_some_and(|host| host.lost) && !one.durable {
                 return Ok(InvokeOutcome::HandlerLost);
             }
+            // Without a connection the invocation is created nevertheless: the gateway to which the agent returns
+            // finds it unsent.
             let dispatch = host.and_then(HandlerHost::dispatch);
             rows.push(one, &InvocationStart { status: InvocationStatus::Invoked, chosen: None, record: None });
             return Ok(InvokeOutcome::Created(InvocationStatus::Invoked, dispatch));
@@ -189,6 +196,7 @@ async fn place_invocation(
         WaitPolicy::AsDeclared => placed.may_queue,
         WaitPolicy::Always => true,
     };
+    // Only an unavailable node has a queue. A full one refuses at once, and so does a choice among all nodes.
     let Some(target) = target.filter(|_| waits && !placed.full) else {
         return Ok(InvokeOutcome::Unavailable(Box::new(placed.record)));
     };
@@ -321,6 +329,7 @@ async fn read_hosts(
             Handler::Node { .. } => None,
         })
         .unzip();
+    // The turn is shorter by a round trip.
     if agents.is_empty() {
         return Ok(HashMap::new());
     }

@@ -63,6 +63,7 @@ impl InvocationColumns {
                 (Some(capability.clone()), None, target.clone(), provider.clone(), *only_capacity)
             }
         };
+        // No new invocation has ended. All states are named, so that a further one has to be decided here.
         let first_check = match row.status {
             InvocationStatus::Pending => actions::retry_backoff(1),
             InvocationStatus::Dispatched | InvocationStatus::Invoked => actions::DISPATCH_TIMEOUT,
@@ -86,6 +87,8 @@ impl InvocationColumns {
         self.reserves.push(row.chosen.is_some_and(CapableProvider::occupies_slot));
         self.tells_caller.push(row.chosen.is_some_and(|provider| provider.tells_caller));
         self.due_at.push(one.at + first_check);
+        // An agent's invocation counts as unreachable until its frame is recorded as written
+        // (`mark_invocations_sent`).
         self.unreachable_since.push(row.chosen.is_none().then_some(one.at));
         self.durable.push(one.durable);
         self.placements.push(row.record.as_slice().to_value().to_string());

@@ -26,6 +26,7 @@ const WORKSPACE_BYTES: i64 = 1024 * 1024;
 
 // The newest outcome of every caller comes before the second newest of any, so that a caller that never confirms its
 // notices does not delay the others. Workspaces take turns, too.
+// A durable outcome with a delivery needs no notice. Without a delivery its caller's mailbox was full.
 const UNANNOUNCED: &str = formatcp!(
     "
 WITH unannounced AS (
@@ -103,6 +104,7 @@ impl Store {
     /// # Errors
     /// If Postgres is unavailable; the callers are then notified again.
     pub async fn mark_outcomes_announced(&self, announced: &[(WorkspaceScope, InvocationId)]) -> StoreResult<()> {
+        // Two gateways may mark the same outcomes: rows are locked in one order, and marked ones stay unchanged.
         sqlx::query(
             "WITH unmarked AS MATERIALIZED (
                  SELECT i.workspace_id, i.invocation_id

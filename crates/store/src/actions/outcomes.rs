@@ -95,6 +95,8 @@ impl Store {
     /// result. At most `limit` at once.
     pub async fn finish_spawned(&self, quiet: Duration, limit: i64, at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
         let doing = "completing spawn invocations";
+        // SKIP LOCKED: a result that the provider sends at this moment takes precedence, and workers do not wait for
+        // each other. Rows are locked in the order of all writers of invocations.
         let query = format!(
             "WITH spawned AS MATERIALIZED (
                  SELECT workspace_id, invocation_id FROM invocations
@@ -118,6 +120,8 @@ impl Store {
     /// `limit` at once.
     pub async fn fail_unservable(&self, limit: i64, at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
         let doing = "failing unservable invocations";
+        // A dispatched invocation that was sent becomes pending first (`reclaim_lost_invocations`), so it is not
+        // failed here.
         let query = format!(
             "WITH unservable AS MATERIALIZED (
                  SELECT workspace_id, invocation_id,
@@ -152,12 +156,15 @@ impl Store {
         at: DateTime<Utc>,
         doing: &'static str,
     ) -> StoreResult<OutcomeBatch> {
+        // Before BEGIN, as in every transaction that may number deliveries.
         let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let rows = statement.fetch_all(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
         let done = decode_invocations(&rows)?;
         let outcomes = done.iter().cloned().map(|row| OutcomeRecording::Recorded(Box::new(row))).collect();
         let batch = self.note_epoch(epoch, deliver_outcomes(&mut tx, done, at, epoch).await)?;
+        // Not `from_commit`: a repeated step does not find rows that have ended, and `unannounced_outcomes` finds the
+        // notices that were not sent.
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(OutcomeBatch { outcomes, ..batch })
     }
@@ -184,6 +191,7 @@ pub(crate) fn notifications(done: &[Invocation], written: Vec<WrittenResult>) ->
     let in_mailbox = |row: &Invocation| written.iter().any(|one| one.invocation_id == row.invocation_id);
     let notices = done.iter().filter(|row| !in_mailbox(row)).filter_map(outcome_notice).collect();
     let mut mailboxes: Vec<_> = written.into_iter().map(|one| (one.scope, one.agent_id, one.node_id)).collect();
+    // Removes neighbours only: a second hint for a mailbox does no harm.
     mailboxes.dedup();
     OutcomeBatch { mailboxes, notices, ..OutcomeBatch::default() }
 }

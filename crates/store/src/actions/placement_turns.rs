@@ -34,6 +34,7 @@ impl Store {
         );
         let (mut tx, rows) =
             self.pool.begin_with(Purpose::Placements, &query).await.map_err(StoreError::from_sqlx(doing))?;
+        // `array_agg` of no row is null: no turn was free.
         let taken: Option<Vec<WorkspaceId>> = match rows.last() {
             Some(row) => row.try_get(0).map_err(StoreError::from_sqlx(doing))?,
             None => None,

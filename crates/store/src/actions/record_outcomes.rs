@@ -160,6 +160,7 @@ impl Store {
         if rows.iter().any(|(row, _)| row.is_postponed) {
             rows = self.record_columns(RECORD, &columns, at).await?;
         }
+        // The statement returns no row for a refused outcome.
         let mut outcomes = vec![OutcomeRecording::Refused; results.len()];
         let mut recorded = Vec::with_capacity(rows.len());
         for (facts, row) in rows {
@@ -215,6 +216,7 @@ impl Store {
             .bind(epoch)
             .bind(SourceKind::ActionResult);
         let rows = self.pool.fetch_all_for(Purpose::Outcomes, query).await.map_err(StoreError::from_sqlx(doing));
+        // Without a BEGIN, which would note it, another epoch has to be noted here.
         let rows = self.note_epoch(epoch, rows)?;
         Ok(decode_rows("invocations", &rows)?.into_iter().zip(rows).collect())
     }

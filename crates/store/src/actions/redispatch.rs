@@ -102,6 +102,7 @@ pub(crate) const HANDLER_UNREACHABLE: &str = formatcp!(
 // still counts until then. A provider that accepted the invocation may stay silent, and so may one that has started the
 // agent, because its inventory reports the agent's end. `agent_id` stays set after a loss: the agent may still run when
 // its provider reconnects, and `accepted_at` if no other node may take it.
+// The exponent is bounded: the power of a large attempt would overflow before `least` could limit the pause.
 const RECLAIM: &str = "
 WITH lost AS MATERIALIZED (
     SELECT i.workspace_id, i.invocation_id
@@ -202,6 +203,8 @@ impl Store {
     /// Returns the number of reclaimed invocations, at most twice `limit`.
     pub async fn reclaim_lost_invocations(&self, limit: i64, at: DateTime<Utc>) -> StoreResult<u64> {
         let doing = "reclaiming invocations";
+        // Each statement is a transaction of its own and changes nothing when it is repeated: if this process stops in
+        // between, the next step continues.
         sqlx::query(MARK_UNREACHABLE)
             .bind(at)
             .bind(limit)
@@ -215,6 +218,7 @@ impl Store {
             .execute(&self.pool)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
+        // Before RECLAIM, which would let the untargeted invocations of an expired node wait for their back-off.
         let moved = sqlx::query(MOVE_EXPIRED)
             .bind(at)
             .bind(limit)
@@ -280,6 +284,7 @@ impl Store {
         at: DateTime<Utc>,
     ) -> StoreResult<RedispatchBatch> {
         let doing = "redispatching invocations";
+        // A single workspace is waited for, so none is busy.
         let (mut tx, _) = self.begin_placing(std::iter::once(scope), doing).await?;
         let due = sqlx::query(DUE)
             .bind(scope.workspace_id())
@@ -300,6 +305,8 @@ impl Store {
                 done.sent.push(sent);
             }
         }
+        // After an unknown outcome the gateways find placed invocations by their scan, and the next step finds the
+        // others.
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(done)
     }
@@ -313,6 +320,8 @@ impl Store {
         invocation: InvocationId,
         at: DateTime<Utc>,
     ) -> StoreResult<bool> {
+        // One statement: the invocation must not be due again while the provider that cannot handle it is still
+        // eligible.
         let returned = sqlx::query(
             "WITH returned AS (
                  UPDATE invocations i
@@ -350,6 +359,7 @@ impl Store {
 
     /// Deletes up to `limit` invocations that were completed more than `age` ago. Returns the number of deleted ones.
     pub async fn prune_invocations(&self, age: Duration, limit: i64) -> StoreResult<u64> {
+        // SKIP LOCKED: workers that prune at the same time take different rows.
         let done = sqlx::query(
             "DELETE FROM invocations i
               USING (SELECT workspace_id, invocation_id FROM invocations
@@ -385,6 +395,7 @@ async fn redispatch_one(
         only_capacity: row.only_capacity,
         avoided: &row.tried,
         attempt,
+        // Multiples of the golden ratio, because the invocations of one pass must not all break their ties alike.
         entropy: entropy.wrapping_add(u64::try_from(nth).unwrap_or(0).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
     };
     let placed = candidates.place(&wanted, at);

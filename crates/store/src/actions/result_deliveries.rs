@@ -18,6 +18,7 @@ use crate::{StoreError, StoreResult, connections::DatabaseSession, messages::day
 ///
 /// A full mailbox gets no row, as with messages; the caller can still read the outcome over REST. Heads are locked in
 /// ascending order, as in every writer of mailboxes, so that two transactions cannot deadlock.
+// The depth of a mailbox counts the seqs above the settled floor, except settled ones.
 macro_rules! delivered_results {
     (day: $day:literal, at: $at:literal, kind: $kind:literal, reason: $reason:literal) => {
         const_format::concatcp!(

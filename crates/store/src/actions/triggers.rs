@@ -45,6 +45,7 @@ impl Store {
         let doing = "creating a trigger";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         lock_progress(&mut tx, scope).await?;
+        // Only messages from now on count. A workspace without events has no head.
         let created = sqlx::query(
             "INSERT INTO triggers (workspace_id, trigger_id, channel, pattern, mention, action_name, enabled, after_seq,
                                    created_at, created_by, min_interval_seconds)
@@ -66,7 +67,9 @@ impl Store {
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        // The trigger may be disabled, or refused by the limit, and `lock_progress` has made a row nevertheless.
         remove_unused_progress(&mut tx, scope).await?;
+        // A repetition would create a second trigger.
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(created.rows_affected() == 1)
     }
@@ -154,6 +157,7 @@ impl Store {
 
     /// Returns the enabled triggers of a workspace, oldest first.
     pub async fn enabled_triggers(&self, scope: WorkspaceScope) -> StoreResult<Vec<Trigger>> {
+        // Without a limit: creation bounds the triggers of a workspace.
         sqlx::query_as(columns!("SELECT", "FROM triggers WHERE workspace_id = $1 AND enabled ORDER BY trigger_id"))
             .bind(scope.workspace_id())
             .fetch_all(&self.pool)
@@ -164,6 +168,8 @@ impl Store {
     /// Claims up to `limit` workspaces with unscanned events, for `seconds`: those that were scanned least recently, and
     /// `of_family` of one family at most.
     pub async fn claim_trigger_scans(&self, limit: i64, of_family: i64, seconds: i32) -> StoreResult<Vec<TriggerScan>> {
+        // The rank is computed apart, because FOR UPDATE allows no window function. The claim is therefore checked
+        // again on the row that is locked: another worker may have taken it since.
         let rows: Vec<(WorkspaceId, EventSeq, EventSeq)> = sqlx::query_as(
             "WITH behind AS (
                  SELECT p.workspace_id, h.next_seq - 1 AS newest_seq,
@@ -258,6 +264,8 @@ impl Store {
         error: Option<&str>,
         at: DateTime<Utc>,
     ) -> StoreResult<()> {
+        // Two workers may scan the same events after a claim expired: the later match counts, in whichever order they
+        // write.
         sqlx::query(
             "UPDATE triggers SET last_triggered_at = greatest(last_triggered_at, $4), last_error = $3
               WHERE workspace_id = $1 AND trigger_id = $2",

@@ -77,6 +77,8 @@ impl Store {
         let doing = "exporting a workspace";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // A recovery does not wait for a transaction of another name, and this one assigns no numbers.
+        // The isolation level has to precede the first query. BEGIN contains none here, because tools know no recovery
+        // epoch.
         for statement in [
             "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
             "SET LOCAL application_name = 'relay-export'",
@@ -86,6 +88,7 @@ impl Store {
         let mut tables = list_tables(&mut *tx, "NOT c.relispartition").await?;
         tables.retain(|table| !NOT_EXPORTED.contains(&table.name.as_str()));
         let (mut number, mut total) = (0, 0);
+        // Counted before the first row is passed on, in the same snapshot, so that both numbers agree.
         for table in &tables {
             total += count_table_rows(&mut *tx, table, scope).await?;
         }
@@ -135,10 +138,12 @@ impl Store {
             loop {
                 let removed = self.erase_batch(scope, &table).await?;
                 rows += removed;
+                // Not a batch that is short: rows may be added while the batches run.
                 if removed == 0 {
                     break;
                 }
             }
+            // Partitions count for their parent.
             match erased.iter_mut().find(|counted| counted.table == table.name) {
                 Some(counted) => counted.rows += rows,
                 None => erased.push(TableRowCount { table: table.name, rows }),
@@ -206,6 +211,7 @@ impl Store {
                 }
             }
         }
+        // Tables that were read first may have got rows since. Only a pass that finds none ends the erasure.
         if removed > 0 {
             return Ok(EraseStep { removed, complete: false });
         }
@@ -280,5 +286,6 @@ async fn count_table_rows<'c>(
         .fetch_one(executor)
         .await
         .map_err(StoreError::from_sqlx("counting the rows of a workspace"))?;
+    // A count is never negative.
     Ok(rows.unsigned_abs())
 }

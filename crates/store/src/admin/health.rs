@@ -104,6 +104,7 @@ impl Store {
             outbox_seconds: 0.0,
             foreign_tables: Vec::new(),
         };
+        // `relayctl doctor` is also used before the first migration.
         let has_schema: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
             .fetch_one(&self.pool)
             .await

@@ -94,6 +94,7 @@ impl Store {
         scope: WorkspaceScope,
         name_or_id: &str,
     ) -> StoreResult<Option<MailboxDetails>> {
+        // Holes are looked for in 2000 seqs only: a long backlog would otherwise be read as a whole.
         sqlx::query_as(
             "SELECT a.agent_id, a.name, a.node_id, a.provider,
                     EXISTS (SELECT FROM providers p WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id

@@ -44,6 +44,7 @@ pub struct RevokedToken {
 }
 
 // Raising the generation refuses sends of the agent that were authenticated before, at their commit.
+// An agent's own node is `NodeId::direct`: its token would otherwise still open connections for the agent.
 const REVOKE: &str = "
 WITH revoked AS (
     DELETE FROM tokens WHERE token_hash = $1 AND kind <> 'observer'
@@ -111,6 +112,8 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(at) = added else { return Ok(false) };
         let event = token_event(kind::TOKEN_CREATED, TokenSubject::Workspace, ChangeOrigin::Operator);
+        // Not announced by this process: the feeds of observers find the record when they compare themselves with the
+        // head.
         events::append(&mut tx, scope, at, vec![event]).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(true)

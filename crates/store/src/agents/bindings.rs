@@ -117,6 +117,7 @@ impl Store {
         agents: Option<&[AgentId]>,
         limit: i64,
     ) -> StoreResult<Vec<Binding>> {
+        // The row of http_push may be that of a former node of the agent.
         let rows = sqlx::query(
             "SELECT a.binding_id, a.agent_id, a.name, a.provider, a.session_ref, a.priority,
                     coalesce(a.bound_at, a.created_at) AS bound_at, a.rebound_at,
@@ -178,6 +179,7 @@ impl Store {
         let providers = assignment::read_providers(&mut tx, scope, node).await?;
         // A node without a row is implicit and has no limit of its own.
         let max_agents = effective_max_agents(node_limit.unwrap_or(0), &providers.limits);
+        // An agent that is located there already takes no further place.
         if max_agents > 0 && from != *node && count_located(&mut tx, scope, node).await? >= i64::from(max_agents) {
             return Ok(BindOutcome::Full { max_agents });
         }
@@ -228,6 +230,7 @@ impl Store {
     ) -> StoreResult<Option<UnboundAgent>> {
         let doing = "unbinding an agent from a node";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // The node is not locked: a place that becomes free can only make a check of its capacity refuse too early.
         let unbound = unbind.fetch_optional(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
         let Some((agent, node, was_hosted)) = unbound else { return Ok(None) };
         let ended: &[AgentId] = if was_hosted { &[agent] } else { &[] };
@@ -256,6 +259,7 @@ async fn move_agent(
     new: &NewBinding<'_>,
     providers: &assignment::NodeProviders,
 ) -> StoreResult<()> {
+    // All expressions read the row from before the update, although it sets `node_id` as well.
     sqlx::query(
         "UPDATE agents SET
                 provider = CASE WHEN node_id = $3 AND provider = ANY($4) THEN provider ELSE $5 END,

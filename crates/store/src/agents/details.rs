@@ -71,6 +71,7 @@ const HAS_UNSETTLED: &str = "
                WHERE h.workspace_id = agents.workspace_id AND h.agent_id = agents.agent_id), true)";
 
 /// Statement that reads the agent of workspace `$1` that `$selection` selects by `$6`. `OFFSET 0`, as above.
+// The lateral parts are aggregates, which yield a row even of no rows, so that none of them hides the agent.
 macro_rules! details_of {
     ($selection:literal) => {
         concatcp!(
@@ -104,6 +105,7 @@ impl FromRow<'_, PgRow> for DetailsRow {
         let channels =
             channels.map(|((channel_id, name), (role, joined_at))| Membership { channel_id, name, role, joined_at });
         let mut actions_available: Vec<String> = aggregated(row, "actions_available")?;
+        // The statement lists handled actions first, so the names come in two sorted runs.
         actions_available.sort_unstable();
         let details = AgentDetails {
             agent: AgentRow::from_row(row)?.into(),
@@ -133,6 +135,8 @@ impl Store {
     ) -> StoreResult<Option<AgentDetails>> {
         let statement = match query.agent {
             AgentKey::Id(_) => sqlx::query(details_of!("agent_id = $6")),
+            // Deleted agents may have had the name. The condition also makes the index over names usable, which
+            // excludes them.
             AgentKey::Name(_) => sqlx::query(details_of!("name = $6 AND deleted_at IS NULL")),
         };
         let statement = statement

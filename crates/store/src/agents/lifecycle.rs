@@ -316,6 +316,7 @@ impl Store {
             Some(channel) => Some((channel, events::append(&mut tx, scope, new.at, vec![joined(channel)]).await?)),
             None => None,
         };
+        // A repetition would report the agent's own name as taken.
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Registration::Registered(registered))
     }

@@ -186,6 +186,7 @@ impl Store {
         let doing = "marking silent agents offline";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let from = match lock_state::<AgentPosition>(&mut tx, SCAN_LOOP).await? {
+            // Another worker makes this step.
             LoopState::Busy => return Ok(SilentAgents::default()),
             LoopState::Locked(position) => position.unwrap_or(AgentPosition::START),
         };

@@ -97,6 +97,7 @@ impl Store {
         if is_hosted && !replayed {
             return Ok(RespawnOutcome::Hosted);
         }
+        // A spawn starts a new process: no token of the one before stays valid, not even for the workspace's grace.
         let mut replaced_tokens = end_former_token(&mut tx, scope, agent_id).await?;
         replaced_tokens.extend(replace_token(&mut tx, scope, agent_id, token, at).await?);
         insert_spawn_key(&mut tx, scope, key, agent_id, at).await?;
@@ -107,6 +108,7 @@ impl Store {
             }
         };
         let recorded = events::append(&mut tx, scope, at, events).await?;
+        // A repetition would replace the token that the first attempt may have stored.
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(RespawnOutcome::Adopted { agent_id, created_at, replaced_tokens, replayed, recorded })
     }

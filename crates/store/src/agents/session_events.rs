@@ -88,6 +88,7 @@ impl Store {
     ) -> StoreResult<SessionEventOutcome> {
         let doing = "recording a session event";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // Before the key is claimed, because the record of the key contains the sequence.
         let sequence: i64 = sqlx::query_scalar(APPEND)
             .bind(scope.workspace_id())
             .bind(new.agent_id)
@@ -111,6 +112,7 @@ impl Store {
         }
         let event = observer_event(new, sequence, changed);
         let recorded = events::append(&mut tx, scope, new.at, vec![event]).await?;
+        // Without a key a repetition would record the event twice.
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(SessionEventOutcome::Recorded { sequence, status_changed: changed, recorded })
     }

@@ -128,8 +128,10 @@ impl Store {
         }
         let (capability, target) = match &new.handler {
             Handler::Node { capability, target, .. } => (capability.as_str(), target.as_ref()),
+            // No handler is stored, and a constraint requires a handling agent or a capability.
             Handler::Agent(_) => (new.action_name.as_str(), None),
         };
+        // `due_at` is required, although an invocation that has ended is never due.
         let query = format!(
             "INSERT INTO invocations AS i (workspace_id, invocation_id, action_name, capability, target_node_id, caller_id,
                     caller_name, input, output, status, duration_ms, due_at, created_at, completed_at, durable)
@@ -219,6 +221,7 @@ impl Store {
         fence: &Fence,
         invocation: InvocationId,
     ) -> StoreResult<Option<AgentToRelease>> {
+        // A superseded connection reads nothing: its report about a release does not count.
         sqlx::query_as(
             "SELECT a.agent_id, a.name, r.deletes, r.created_at AS requested_at,
                     EXISTS (SELECT FROM node_capabilities own
@@ -253,6 +256,8 @@ impl Store {
     ) -> StoreResult<RecordedEvents> {
         let doing = "ending a released agent";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // The lock lets one of two reports of the same end record it: the other one finds the agent offline. Only the
+        // end of a running session that cannot be resumed orphans the mailbox.
         let ended: Option<(bool, Option<NodeId>)> = sqlx::query_as(
             "WITH running AS MATERIALIZED (
                  SELECT status <> 'offline' AS was_online, CASE WHEN hosted_on = node_id THEN hosted_on END AS host

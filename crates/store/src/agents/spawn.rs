@@ -155,9 +155,11 @@ pub(crate) async fn reconcile_spawns(
     .bind(spawned.iter().map(|agent| agent.output().to_string()).collect::<Vec<_>>())
     .bind(at)
     .bind(actions::SPAWN_PREFIX)
+    // The conversion of 30 s does not fail.
     .bind(at - TimeDelta::from_std(actions::DISPATCH_TIMEOUT).unwrap_or(TimeDelta::MAX))
     .fetch_one(tx)
     .await
     .map_err(StoreError::from_sqlx(doing))?;
+    // The statement counts the listed ones among the open ones.
     Ok(InventoryReconciliation { open: open - completed, completed, rescheduled })
 }

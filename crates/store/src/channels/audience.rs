@@ -95,6 +95,8 @@ impl Store {
             .map_err(StoreError::from_sqlx("reading a channel to post to"))?;
         let Some(row) = row else { return Ok(None) };
         let channel: AudienceRow = decode_row("channels", &row)?;
+        // Nodes are joined for conversations only, whose members are addressed by machine. A channel may have
+        // thousands.
         let rows = sqlx::query(
             "SELECT m.agent_id, a.name, m.muted,
                     CASE WHEN $3 THEN

@@ -78,6 +78,7 @@ const LOCK: &str = concatcp!(GET, " FOR UPDATE");
 // `mine` is limited before participants and unread messages are read, so that their cost has a bound. A conversation
 // without messages sorts by its own id, which is as old as the conversation. The day in the unread count follows from
 // the read position and keeps the scan out of older partitions.
+// 2025-01-01 is the epoch of the ids.
 const LIST: &str = concatcp!(
     "WITH acked AS MATERIALIZED (",
     ACKED_IN_CHANNELS,
@@ -169,6 +170,7 @@ impl Store {
             .map_err(StoreError::from_sqlx(doing))?;
         let mut conversation: Conversation = decode_row("channels", &row)?;
         if add_members(&mut tx, scope, conversation.channel_id, new).await? {
+            // The row was read before the version was raised.
             conversation.members_version += 1;
         }
         // A group without a key is created once more by a retry, so the caller must learn of an unknown outcome.

@@ -95,6 +95,7 @@ impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for UnnamedQuery<E> {
         self.0.sql()
     }
 
+    // A prepared statement is executed by its name, which the next server does not know.
     fn statement(&self) -> Option<&PgStatement> {
         None
     }

@@ -38,6 +38,7 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
         'p: 'e,
         E: 'q + Execute<'q, Postgres>,
     {
+        // A channel, because the stream has to own the lease of the connection that its rows are read from.
         let (mut rows, taken) = mpsc::channel(ROWS_AHEAD);
         let statement = async move {
             let mut lease = self.for_statement(Purpose::Others).await?;
@@ -49,6 +50,8 @@ impl<'p> Executor<'p> for &'p ConnectionPool {
                 }
                 Ok(())
             };
+            // The deadline includes the caller's pauses between rows: a stream that is not read holds its connection
+            // no longer.
             self.before_deadline(sent).await?;
             self.before_deadline(lease.finish()).await
         };

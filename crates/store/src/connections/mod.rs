@@ -90,6 +90,7 @@ impl KeptConnections {
     }
 
     /// Returns a connection to the driver's pool, apart from the caller.
+    // The set keeps tasks that have ended until they are joined.
     fn give_back(&mut self, session: DatabaseSession, settle: &'static str) {
         while self.returns.try_join_next().is_some() {}
         self.returns.spawn(give_back(session, settle));
@@ -185,12 +186,16 @@ impl ConnectionPool {
         lease.opened(&begin);
         match timeout(TEST_TIMEOUT, begin.send(&mut lease)).await {
             Ok(Ok(rows)) => return Ok((lease, rows)),
+            // Another connection would meet the same database.
             Ok(Err(error)) if is_other_epoch(&error) => return Err(error),
+            // The connection had died since its last use. Nothing was executed yet, so the other attempt repeats
+            // nothing.
             Ok(Err(_)) | Err(_) => lease.close(),
         }
         let mut lease = self.acquire_from_driver(purpose).await?;
         lease.opened(&begin);
         let sent = timeout(TEST_TIMEOUT, begin.send(&mut lease)).await;
+        // An answer that is still outstanding would have to be awaited before any further statement.
         if sent.is_err() {
             lease.close();
         }
@@ -200,6 +205,7 @@ impl ConnectionPool {
 
     /// Takes a connection that was tested, or used within the last second.
     async fn acquire(&self, purpose: Purpose) -> sqlx::Result<Lease> {
+        // A statement of its own: in the condition below, the guard would be held across the waits.
         let own = self.lock().take(purpose);
         if let Some(own) = own {
             if let Some(lease) = self.checked(own, purpose).await {
@@ -249,6 +255,7 @@ impl ConnectionPool {
     /// Waits for a connection of the driver's pool, which opens or tests it, for 3 s at most.
     async fn acquire_from_driver(&self, purpose: Purpose) -> sqlx::Result<Lease> {
         // A connection that is released from now on wakes the caller; none was kept unnoticed before.
+        // Kept connections count as used in the driver's pool, which could open none while all are kept.
         let waiting = {
             let mut kept = self.lock();
             kept.waiting += 1;
@@ -292,6 +299,7 @@ impl ConnectionPool {
     /// if each were known. While many callers wait, connections pass through that pool between any two statements.
     fn takes_turn_of_unknown_plans(&self) -> bool {
         let turn = self.plans_kept_for() / self.driver.options().get_max_connections().max(1);
+        // Read and set under one lock, so that two callers do not take the same turn.
         let dropped_at = &mut self.lock().dropped_at;
         let is_due = dropped_at.is_none_or(|at| at.elapsed() >= turn);
         if is_due {
@@ -303,6 +311,7 @@ impl ConnectionPool {
     fn keep(&self, session: DatabaseSession, taken_at: Instant, planned_at: Option<Instant>, purpose: Purpose) {
         let is_due = self.statement_limit.is_none() || taken_at.elapsed() > KEPT_AT_MOST || self.driver.is_closed();
         let mut kept = self.lock();
+        // Two uses at once leave more connections than the purpose needs.
         let purpose = if kept.count_for(purpose) < purpose.connections() { purpose } else { Purpose::Others };
         let is_wanted = kept.waiting > 0 && !(purpose == Purpose::Commits && self.reserves_for_commits());
         if is_due || is_wanted {
@@ -310,6 +319,7 @@ impl ConnectionPool {
             return;
         }
         kept.connections.push(KeptConnection { session, taken_at, planned_at, used_at: Instant::now(), purpose });
+        // Sorted by last use, so only the first can be too old. One for each that is added keeps up.
         if kept.connections.first().is_some_and(|first| first.used_at.elapsed() > UNUSED_FOR) {
             let unused = kept.connections.remove(0);
             kept.give_back(unused.session, "SELECT");
@@ -325,6 +335,7 @@ impl ConnectionPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, KeptConnections> {
+        // Usable after a panic: a connection that was being moved was dropped, and returns to the driver's pool.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -382,6 +393,7 @@ impl Lease {
 
     /// Commits the transaction, if there is one, and keeps the connection for the next statement.
     pub(crate) async fn finish(mut self) -> sqlx::Result<()> {
+        // An error leaves the session here, so that the drop rolls back.
         if self.is_open {
             self.execute("COMMIT").await?;
         }
@@ -416,6 +428,8 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(session) = self.session.take() {
+            // A drop cannot wait, so a task waits for the connection. `SELECT` without columns is answered after all
+            // that is still outstanding.
             self.pool.lock().give_back(session, if self.is_open { "ROLLBACK" } else { "SELECT" });
         }
     }

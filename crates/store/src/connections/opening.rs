@@ -76,6 +76,7 @@ impl Opening {
         let known = self.fence.known();
         let sql = match &self.kind {
             Kind::Direct => known.as_ref().map_or_else(
+                // Tools know no database, and a recovery is not fenced by the one that it replaces.
                 || "BEGIN".to_owned(),
                 |known| format!("BEGIN; SELECT relay_require_epoch({})", known.epoch),
             ),
@@ -89,6 +90,7 @@ impl Opening {
 }
 
 fn require_database(known: &KnownDatabase, confirmations: i64) -> String {
+    // Quoted by hand, because a message of several statements takes no parameters.
     let identity = known.identity.replace('\'', "''");
     format!("; SELECT relay_require_database('{identity}', {}, {confirmations})", known.epoch)
 }
@@ -118,6 +120,7 @@ impl Begin<'_> {
     pub(super) async fn send(&self, session: &mut DatabaseSession) -> sqlx::Result<Vec<PgRow>> {
         let sent = session.fetch_all(AssertSqlSafe(self.sql.as_str())).await;
         if sent.as_ref().is_err_and(is_other_epoch) {
+            // Only if the process still knows the database that this was prepared for: it may have recovered since.
             self.fence.close_if(|known| known == self.known.as_ref());
         }
         sent

@@ -127,11 +127,13 @@ pub(crate) async fn append(
         return Ok(RecordedEvents { scope, first_seq: 0, created_at: at, events, watched: false });
     }
     let mut recorded = append_mixed(tx, at, events.into_iter().map(|event| (scope, event)).collect()).await?;
+    // There were events, so there is a record.
     recorded.pop().ok_or_else(|| StoreError::unavailable("recording events"))
 }
 
 /// CTEs that number the events of `made` (workspace_id, event_count, events), which the caller defines, and store them.
 /// `raised` has the counters, which stay locked until the commit.
+// The insert is for the first record of a workspace, from seq 1. A later one adds `event_count` to the counter.
 macro_rules! appended_events {
     ($at:literal, $day:literal) => {
         const_format::concatcp!(

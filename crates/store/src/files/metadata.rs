@@ -68,6 +68,7 @@ macro_rules! select_files {
 
 /// Condition that a file is attached to a message that an observer sees. The file is `f`; the parameters from `$6` on
 /// are those of [`bind_view`].
+// The day of the message keeps the join within one partition.
 macro_rules! is_attached_to_visible {
     () => {
         "EXISTS (SELECT FROM file_attachments t
@@ -161,6 +162,8 @@ impl Store {
         .bind(file)
         .bind(filters::agent_ids(&view.filters))
         .bind(filters::not_before(&view.filters).0)
+        // Lists have their owner in `$5`. Here it is a condition that always holds, so that the numbers of `bind_view`
+        // fit.
         .bind(true);
         let row = bind_view(query, view).fetch_optional(&self.pool).await;
         let row = row.map_err(StoreError::from_sqlx("reading the messages of a file"))?;
@@ -223,6 +226,7 @@ impl Store {
         let mut row: File = decode_row("files", &row)?;
         match row.status {
             FileStatus::Deleted => return Ok(Completion::NotFound),
+            // Before the states: another agent does not learn whether the file is complete.
             FileStatus::Pending | FileStatus::Complete if row.agent_id != owner => return Ok(Completion::NotFound),
             FileStatus::Complete => return Ok(Completion::AlreadyComplete(row)),
             FileStatus::Pending if row.object_id.is_none() => return Ok(Completion::NotUploaded),

@@ -110,6 +110,7 @@ impl Store {
 
     /// Deletes up to `limit` files that were not complete `grace` after their expiry. Returns the number deleted.
     pub async fn expire_pending_files(&self, grace: Duration, limit: i64) -> StoreResult<u64> {
+        // Only attached objects get a date: an upload in progress keeps the one that it was begun with.
         let done: i64 = sqlx::query_scalar(
             "WITH late AS (
                 SELECT workspace_id, file_id FROM files

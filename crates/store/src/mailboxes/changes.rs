@@ -47,6 +47,7 @@ pub enum FeedRead {
 
 // The snapshot of the statement decides which records it sees and is the next position. In the order of the index, so
 // that no plan reads the records before the position.
+// Every transaction below xmin had ended at the position: this bound only keeps the scan of the index short.
 const READ: &str = "
 SELECT now.snapshot, now.epoch, c.workspaces, c.agents, c.next_seqs, c.node_id, c.provider
   FROM (SELECT pg_current_snapshot()::text AS snapshot, epoch FROM recovery_state WHERE only_row) AS now
@@ -64,6 +65,7 @@ SELECT now.snapshot, now.epoch, c.workspaces, c.agents
               ORDER BY xid LIMIT $2) AS c ON true";
 
 /// Removes the oldest records of a feed. Their places are read first: the index has the order, not the age.
+// By ctid, because records have no key. It stays valid, because records are never updated.
 macro_rules! prune {
     ($feed:literal) => {
         concat!(
@@ -143,6 +145,7 @@ impl Store {
         let doing = "reading the change feed";
         let rows = sqlx::query(READ)
             .bind(&position.snapshot)
+            // One more than are returned shows that there are too many.
             .bind(MAX_RECORDS + 1)
             .fetch_all(&self.pool)
             .with_timeout()
@@ -165,6 +168,7 @@ impl Store {
     pub async fn prune_changes(&self, age: Duration, limit: i64) -> StoreResult<u64> {
         let mailboxes = self.prune_feed(PRUNE_MAILBOX_CHANGES, age, limit).await?;
         let acks = self.prune_feed(PRUNE_ACK_CHANGES, age, limit).await?;
+        // A caller goes on while one of the feeds fills its limit, which a sum would not show.
         Ok(mailboxes.max(acks))
     }
 
@@ -195,6 +199,7 @@ pub(crate) async fn acked_since(tx: &mut DatabaseSession, position: &FeedPositio
         .await
         .map_err(StoreError::from_sqlx("reading the acks since a position"))?;
     let next = rows.first().map(|(snapshot, epoch, ..)| FeedPosition { snapshot: snapshot.clone(), epoch: *epoch });
+    // Never empty: the single row of recovery_state is part of the schema.
     let next = next.unwrap_or_else(|| position.clone());
     let is_complete = next.epoch == position.epoch && i64::try_from(rows.len()).is_ok_and(|read| read <= MAX_RECORDS);
     let keys = rows.into_iter().filter_map(|(.., workspaces, agents)| Some((workspaces?, agents?)));

@@ -56,6 +56,7 @@ pub enum ClaimOutcome {
 // claims of one mailbox cannot select the same rows.
 // The token is compared again, in the snapshot that shows the deliveries: one that was written after a rotation is not
 // leased to the token before it.
+// `sent`: a claimed delivery counts as delivered, as one that was written to a socket does.
 const CLAIM: &str = formatcp!(
     "
 WITH free AS MATERIALIZED (
@@ -176,6 +177,7 @@ async fn polled_generation(tx: &mut Transaction, scope: WorkspaceScope, agent: A
 
 /// Ends all leases of an agent: their holder has lost its token.
 pub(crate) async fn end_leases(tx: &mut DatabaseSession, scope: WorkspaceScope, agent: AgentId) -> StoreResult<()> {
+    // The rows stay, because the next claim continues their count.
     sqlx::query(
         "UPDATE delivery_claims SET leased_until = relay_now()
           WHERE workspace_id = $1 AND agent_id = $2 AND leased_until > relay_now()",

@@ -310,9 +310,11 @@ impl Store {
             self.note_epoch(epoch, moved)?;
         let skipped = workspaces.into_iter().map(WorkspaceScope::from_engine_row).zip(agents);
         let mut flushed = CursorFlush { acked, recorded: Vec::new(), skipped: skipped.collect() };
+        // After an error here the caller repeats all moves. The ones above were written, and have no effect then.
         if !watched.is_empty() {
             let observed = moves.iter().filter(|m| watched.contains(&m.scope.workspace_id()));
             let work = self.flush_watched(observed, locked, epoch, at);
+            // One bound for the whole transaction, because the acks of all other mailboxes wait behind it.
             let done = tokio::time::timeout(STATEMENT_TIMEOUT, work).await;
             let done = self.note_epoch(epoch, done.unwrap_or_else(|_| Err(StoreError::unavailable(doing))))?;
             flushed.acked += done.acked;

@@ -50,6 +50,7 @@ macro_rules! letters {
     };
 }
 
+// A missing bound of the time is infinite, so that the index by time serves every filter.
 const LIST: &str = letters!(
     "AND ($2::bigint IS NULL OR e.agent_id = $2) AND ($3::text IS NULL OR d.node_id = $3)
      AND ($4::text IS NULL OR coalesce(e.reason, 'ttl_expired') = $4)

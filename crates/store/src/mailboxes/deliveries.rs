@@ -187,6 +187,7 @@ impl Store {
         limit: i64,
     ) -> StoreResult<Vec<(Delivery, usize)>> {
         // Active rows lie above the settled floor and are younger than the longest TTL: both bound the scan.
+        // `$4 IS NOT NULL` only names the parameter: all of these statements are executed with the same ones.
         let sql = match state {
             None | Some(DeliveryState::Queued | DeliveryState::Delivered) => delivery_rows!(
                 formatcp!("SELECT d.* FROM deliveries d

@@ -72,6 +72,7 @@ pub(crate) struct AckedRange {
 }
 
 // A row acknowledged over REST already has its event, and a dead letter stays one.
+// The inner limit keeps a long backlog of one mailbox from being read, the outer one bounds all of them.
 const NEWLY_ACKED: &str = formatcp!(
     "
 SELECT d.workspace_id, d.agent_id, d.source_id, d.redrive_no,

@@ -308,6 +308,7 @@ impl Store {
     /// error the position has not moved.
     pub async fn expire_step(&self, pass: ExpiryPass, now: DateTime<Utc>) -> StoreResult<ExpiryStep> {
         let doing = "finding expired deliveries";
+        // Without the lock, because many calls of the second pass end here.
         if !pass.least_step().is_zero() {
             let scanned = read_state::<ScanPosition>(&self.pool, pass.name()).await?;
             if scanned.is_some_and(|scanned| now - pass.delay() < scanned.until + pass.least_step()) {
@@ -321,6 +322,7 @@ impl Store {
             LoopState::Locked(None) => now - TimeDelta::days(LONGEST_TTL_DAYS + 1),
         };
         let to = now - pass.delay();
+        // A worker whose clock is ahead has moved the position.
         if to <= from {
             return Ok(ExpiryStep::default());
         }

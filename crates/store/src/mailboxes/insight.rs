@@ -52,6 +52,7 @@ impl Store {
     ) -> StoreResult<WorkspaceMetrics> {
         sqlx::query_as(
             // The daily counters are dropped with their messages; the total of the search index is kept.
+            // DISTINCT: a node counts once, however many of its providers are connected.
             formatcp!("SELECT coalesce((SELECT indexed_count FROM search_progress WHERE workspace_id = $1), 0) AS accepted,
                     boxes.*,
                     (SELECT count(*) FROM delivery_exceptions x

@@ -81,6 +81,7 @@ impl RedrivenRow {
     }
 }
 
+// A statement of its own: the snapshot of the next one then has all changes for which these locks waited.
 const LOCK_HEADS: &str = "
 SELECT h.agent_id
   FROM mailbox_heads h
@@ -92,6 +93,7 @@ SELECT h.agent_id
 
 // Only redrivable dead letters are ranked, so that the others leave no gap in the seqs. The heads are locked; the depth
 // of the mailbox is checked against the rank, so that a batch cannot exceed it.
+// A new delivery lives from now for as long as the first one did (`life`).
 const REDRIVE: &str = const_format::concatcp!(
     formatcp!(
         "
@@ -214,6 +216,7 @@ pub(super) async fn redrive(
     if !is_watched || made.is_empty() {
         return Ok((outcomes, None));
     }
+    // In the order of the request, which is that of the seqs of each mailbox. A map has none.
     let mut made: Vec<_> = made.into_iter().collect();
     made.sort_unstable_by_key(|(nth, _)| *nth);
     let recorded = events::append(tx, scope, at, made.into_iter().map(|(_, event)| event).collect()).await?;

@@ -180,6 +180,7 @@ impl Store {
         .bind(id)
         .bind(Json(kept))
         .bind(filter.from.unwrap_or(DateTime::UNIX_EPOCH))
+        // Not beyond now, so that the redrive ends: its own deliveries may become dead letters while it is carried out.
         .bind(filter.until.map_or(at, |until| until.min(at)))
         .bind(rate)
         .bind(matched)
@@ -223,6 +224,7 @@ impl Store {
         let Some(due) = due else { return Ok(None) };
         let DueRedrive { filter: Json(filter), mut pass, .. } = due;
         let scope = WorkspaceScope::from_engine_row(due.workspace_id);
+        // At least one, so that a low rate advances, too: the next step is due later then.
         let most = (i64::from(due.rate) * step.num_milliseconds() / 1000).clamp(1, REDRIVE_BATCH);
         let letters: Vec<(DateTime<Utc>, AgentId, Seq)> = sqlx::query_as(NEXT_LETTERS)
             .bind(scope.workspace_id())
@@ -239,6 +241,7 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let (agents, seqs): (Vec<AgentId>, Vec<Seq>) = letters.iter().map(|(_, agent, seq)| (*agent, *seq)).unzip();
+        // In the transaction of the position, so that a crash neither repeats nor skips a dead letter.
         let redriven = redrive(&mut tx, scope, &agents, &seqs, (at, epoch)).await;
         let (outcomes, recorded) = self.note_epoch(epoch, redriven)?;
         let is_redriven = |outcome: &&RedriveOutcome| matches!(outcome, RedriveOutcome::Redriven { now: true, .. });

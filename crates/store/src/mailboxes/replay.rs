@@ -194,6 +194,7 @@ impl Store {
         let mut pages: Vec<MailboxPage> = Vec::with_capacity(positions.len());
         for row in &rows {
             let PageRow { scope, agent_id, head, delivery } = decode_row("deliveries", row)?;
+            // Rows are sorted by mailbox, so only the last page can go on.
             match pages.last_mut().filter(|page| (page.scope, page.agent_id) == (scope, agent_id)) {
                 Some(page) => page.rows.extend(delivery),
                 None => pages.push(MailboxPage { scope, agent_id, head, rows: delivery.into_iter().collect() }),
@@ -256,6 +257,7 @@ impl Store {
             let contents = match kind {
                 SourceKind::Message => self.message_contents(&sources).await?,
                 SourceKind::ActionResult => self.outcome_contents(&sources).await?,
+                // Never unread: a notice has no content.
                 SourceKind::Notice => Vec::new(),
             };
             found.extend(contents.into_iter().map(|(source, content)| ((kind, source), content)));

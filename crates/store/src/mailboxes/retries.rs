@@ -53,6 +53,7 @@ pub(crate) enum FailureOutcome {
 }
 
 // The head is bumped only if `old` has a row, so that an expired delivery leaves no gap in the seqs.
+// No check of the depth: the failed row is settled in the same transaction, so the mailbox does not become fuller.
 const REDRIVE: &str = "
 WITH old AS (
     SELECT d.*, a.node_id AS located FROM deliveries d
@@ -165,6 +166,7 @@ async fn schedule_retry(
     .fetch_one(&mut **tx)
     .await
     .map_err(StoreError::from_sqlx("counting the attempts of a delivery"))?;
+    // An attempt is recorded after its answer, so a failure that is reported during the first attempt finds none.
     let failed = i64::from(claim_count.unwrap_or(0)).max(attempts).max(1);
     if pauses.is_some_and(|pauses| failed > i64::from(pauses)) {
         return Ok(FailureOutcome::DeadLetter(DeadLetterReason::AttemptsExhausted));

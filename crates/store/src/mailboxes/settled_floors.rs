@@ -50,6 +50,7 @@ macro_rules! count_settled_above {
 pub(crate) use count_settled_above;
 
 // Sorted, so that concurrent callers take the row locks in one order.
+// A subquery removes duplicates, because FOR UPDATE does not combine with DISTINCT.
 const LOCK_CURSORS: &str = "
 SELECT c.agent_id
   FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)) AS k
@@ -59,6 +60,7 @@ SELECT c.agent_id
 
 /// Moves the settled floor of locked mailboxes over the individually settled rows right above it: a run without a hole
 /// ends where the widths add up to the distance from the floor.
+// DISTINCT: a mailbox that a caller names twice would have its widths added up twice.
 const EXTEND_SETTLED_FLOORS: &str = const_format::concatcp!(
     "
 UPDATE mailbox_cursors c

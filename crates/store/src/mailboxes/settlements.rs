@@ -92,6 +92,7 @@ async fn apply_report(
     report: &DeliveryReport,
     at: DateTime<Utc>,
 ) -> StoreResult<Option<Option<ReportOutcome>>> {
+    // Before the locks: a delivery row does not change after it was written.
     let Some(ReportedDelivery { seq, source_kind, place }) = find_delivery(tx, scope, delivery).await? else {
         return Ok(None);
     };
@@ -124,6 +125,7 @@ async fn apply_report(
         _ => FailureOutcome::None,
     };
     let written = NewSettlement::of_report(scope, delivery.agent, seq, new, report, &outcome);
+    // Without a change `report_delivery` gives its transaction up, and with it a redrive that was written above.
     if !written.replace(tx, current).await? {
         return Ok(Some(None));
     }
@@ -326,6 +328,7 @@ pub(crate) async fn settle_contiguous(
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let reached = extend_floor(floor, page.iter().flat_map(|&(first, last)| first..=last));
+        // A full page without a hole: rows behind it may follow without a hole, too.
         let whole_page = page.last().is_some_and(|run| run.1 == reached) && page.len() as i64 == FLOOR_PAGE;
         floor = reached;
         if !whole_page {

@@ -70,6 +70,7 @@ impl Store {
     /// Returns those of the kinds of which there may be work.
     pub async fn due_work(&self, kinds: &[WorkKind]) -> StoreResult<Vec<WorkKind>> {
         let doing = "looking for due work";
+        // A process waits for the same kinds all the time, so the statement has one text and is prepared once.
         let conditions: Vec<_> = kinds.iter().map(|kind| kind.condition()).collect();
         let row = sqlx::query(AssertSqlSafe(format!("SELECT {}", conditions.join(", "))))
             .fetch_one(&self.pool)

@@ -55,6 +55,7 @@ pub(crate) async fn lock_state<T: DeserializeOwned + 'static>(
     .execute(&mut *tx)
     .await
     .map_err(StoreError::from_sqlx(LOCKING))?;
+    // The row exists now, so if none is returned, another worker holds its lock.
     Ok(lock_row(tx, name).await?.unwrap_or(LoopState::Busy))
 }
 
@@ -63,6 +64,7 @@ async fn lock_row<T: DeserializeOwned + 'static>(
     tx: &mut DatabaseSession,
     name: &str,
 ) -> StoreResult<Option<LoopState<T>>> {
+    // As `name`, so that an error about the state says which loop it belongs to (`decode_row`).
     let row = sqlx::query("SELECT loop AS name, value FROM loop_state WHERE loop = $1 FOR UPDATE SKIP LOCKED")
         .bind(name)
         .fetch_optional(tx)

@@ -131,6 +131,7 @@ impl Store {
             let how = if detach_pending { "FINALIZE" } else { "CONCURRENTLY" };
             self.run(format!(r#"ALTER TABLE {parent} DETACH PARTITION "{name}" {how}"#)).await?;
         }
+        // Before the table is dropped: its rows name the settlements, and an interrupted run is continued by its name.
         match table {
             DailyTable::Deliveries => {
                 if !self.remove_settlements(&name).await? {
@@ -169,6 +170,7 @@ impl Store {
             let from = match lock_state::<SettlementScan>(&mut tx, SETTLEMENTS).await? {
                 LoopState::Busy => return Ok(false),
                 LoopState::Locked(state) => state
+                    // A position in the removal of another partition says nothing about this one.
                     .filter(|state| state.partition == partition)
                     .unwrap_or_else(|| SettlementScan::start(partition)),
             };
@@ -179,6 +181,7 @@ impl Store {
                 .fetch_optional(&mut *tx)
                 .await
                 .map_err(StoreError::from_sqlx(doing))?;
+            // The state stays at the end: if the drop is interrupted, the next run finds nothing left to remove.
             let Some((workspace_id, agent_id, seq)) = last else { return Ok(true) };
             let scan = SettlementScan { partition: partition.to_owned(), workspace_id, agent_id, seq };
             save_state(&mut tx, SETTLEMENTS, &scan).await?;
@@ -206,6 +209,7 @@ impl Store {
     /// Removes the rows of a table whose `column` is below `first_kept`, a bounded number per statement. The key of the
     /// table begins with the workspace and the column; a condition on the second alone would read the whole index.
     async fn remove_by_workspace(&self, table: &str, column: &str, first_kept: &str) -> StoreResult<()> {
+        // One look-up in the index for each workspace, instead of a scan of all rows for their distinct workspaces.
         let page = format!(
             "WITH RECURSIVE w AS (
                  (SELECT workspace_id FROM {table} WHERE workspace_id > $1 ORDER BY workspace_id LIMIT 1)
@@ -239,6 +243,7 @@ impl Store {
     /// Runs one statement that removes rows of these workspaces. Returns the number of rows.
     async fn remove(&self, statement: &str, workspaces: &[WorkspaceId]) -> StoreResult<u64> {
         let query = sqlx::query(AssertSqlSafe(statement.to_owned()));
+        // The statement about sessions has no parameter.
         let query = if workspaces.is_empty() { query } else { query.bind(workspaces) };
         let done = query.execute(&self.pool).await;
         Ok(done.map_err(StoreError::from_sqlx("removing rows that depend on dropped messages"))?.rows_affected())

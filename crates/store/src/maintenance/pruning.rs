@@ -79,6 +79,7 @@ impl Store {
             LoopState::Busy => return Ok(CompactionStep::default()),
             LoopState::Locked(position) => position.unwrap_or(ScanPosition::START),
         };
+        // Read without locks: the statements below check again what may have changed since.
         let rows: Vec<(WorkspaceId, AgentId, Seq, Option<bool>, Option<bool>)> = sqlx::query_as(PAGE)
             .bind(from.workspace_id)
             .bind(from.agent_id)
@@ -128,6 +129,8 @@ impl Store {
 
     /// Removes up to `limit` idempotency keys older than `age`. Returns their number.
     pub async fn prune_idempotency_keys(&self, age: Duration, limit: i64) -> StoreResult<u64> {
+        // SKIP LOCKED: workers that prune at the same time take different rows, and an expired key that is being
+        // claimed again stays.
         let done = sqlx::query(
             "DELETE FROM idempotency_keys k
               USING (SELECT workspace_id, key_hash FROM idempotency_keys

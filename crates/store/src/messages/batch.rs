@@ -35,6 +35,7 @@ impl Store {
     /// new primary.
     pub(super) async fn await_write<T>(&self, write: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
+            // A write that is done has a known outcome, whatever was met meanwhile.
             biased;
             done = tokio::time::timeout(WRITE_TIMEOUT, write) => done.ok(),
             () = self.fence.closed() => None,

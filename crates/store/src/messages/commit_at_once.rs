@@ -43,6 +43,10 @@ use crate::{
 /// `stored_rows` expands its arrays in the select list, in lockstep: in FROM, each of them has a table of its own,
 /// which takes 3 to 5 % of the statement. The other lists are joined with tables, and a plan may read them once for
 /// each row of these.
+// A sender without a generation, as for a post by a node, is compared with itself: only its existence counts. An
+// expired key counts as known, because the steps alone overwrite it. A watched workspace takes the steps, because its
+// events name the seqs that this statement assigns. The counts in `made` are never below zero: the comparison only
+// makes `made`, and so the event counters, wait for the last write.
 const COMMIT_AT_ONCE: &str = const_format::concatcp!(
     "
 WITH placed AS MATERIALIZED (
@@ -185,14 +189,18 @@ async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Option<BatchOutc
     let mut connection = taken.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::NotCommitted)?;
     let statement = async {
         let rows = columns.query(batch).fetch_all(&mut *connection).await?;
+        // Behind a pooler this is the COMMIT, which belongs to the same deadline.
         connection.finish().await?;
         Ok(rows)
     };
     let done = store.await_write(statement).await;
     let done = done.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(StoreError::from_sqlx(doing));
     let rows = match store.note_epoch(batch.epoch, done) {
+        // Committed by now: a row that does not decode leaves the outcome to the next submission.
         Ok(rows) => decode_rows::<CommittedRow>("deliveries", &rows).map_err(BatchError::Unknown)?,
+        // A key that was claimed meanwhile (division by zero), or data that Postgres rejects: the steps tell which.
         Err(StoreError::Refused { .. }) => return Ok(None),
+        // Before the next arm, which would take it for unknown: the statement has failed as a whole.
         Err(error @ StoreError::OtherEpoch { .. }) => return Err(BatchError::NotCommitted(error)),
         Err(error) if error.is_unavailable() && !error.ended_before_commit() => {
             return Err(BatchError::Unknown(error));
@@ -236,6 +244,7 @@ impl<'a> StatementColumns<'a> {
             deliveries.push(send);
             places.extend((0..send.recipients.len()).map(|position| (nth, position)));
             at = at.max(send.message.created_at);
+            // Nothing is written in a watched workspace, so there are no events of single deliveries.
             recorded.extend(message_events(send, &[], false).into_iter().map(|event| (send.scope, event)));
         }
         sort_and_dedup(&mut senders);

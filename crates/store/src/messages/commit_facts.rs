@@ -164,6 +164,8 @@ impl FromRow<'_, PgRow> for FactRow {
 
 // One round trip for the insert and all facts. On a resubmitted batch the insert waits until the first transaction
 // ends.
+// Open fan-outs are looked for under all agents, since one list holds senders and recipients; those of recipients are
+// not judged.
 const OPEN: &str = concatcp!(
     "
 WITH opened AS (
@@ -210,6 +212,7 @@ pub(crate) async fn open_batch(tx: &mut DatabaseSession, batch: &Batch) -> Store
         let workspace = send.scope.workspace_id();
         channels.push((workspace, send.message.channel_id));
         agents.push((workspace, send.message.agent_id));
+        // The recipients of a fan-out are checked by its record and by its chunks.
         if !send.is_fanout() {
             agents.extend(send.recipients.iter().map(|recipient| (workspace, recipient.agent_id)));
         }

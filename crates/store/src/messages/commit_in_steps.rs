@@ -35,6 +35,7 @@ impl Store {
     /// Reads the outcome of a batch that belongs to an earlier recovery epoch.
     pub(crate) async fn read_earlier_outcome(&self, batch: &Batch) -> Result<BatchOutcome, BatchError> {
         let doing = "reading the outcome of a batch from before a recovery";
+        // Without a connection the outcome of the earlier submission stays unknown.
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::Unknown)?;
         read_outcome(&mut tx, batch).await
     }
@@ -52,6 +53,8 @@ impl Store {
         let begun = self.await_write(begun).await;
         let (mut tx, outcomes) =
             begun.unwrap_or_else(|| Err(StoreError::unavailable(doing))).map_err(BatchError::NotCommitted)?;
+        // The conflicting insert has waited until the first transaction committed. Under READ COMMITTED the next
+        // statements see its rows.
         let Some(outcomes) = outcomes else {
             return read_outcome(&mut tx, batch).await;
         };
@@ -78,6 +81,7 @@ async fn read_outcome(connection: &mut DatabaseSession, batch: &Batch) -> Result
 /// A request without a message was not written by it: it is `Stale`, so that the caller resolves it again
 /// and, if it carries a key, gets the first response.
 async fn read_back(tx: &mut DatabaseSession, batch: &Batch) -> StoreResult<Vec<SendOutcome>> {
+    // Not the redrives since then, which have the same source.
     const DELIVERIES: &str = concatcp!(
         "SELECT d.agent_id, d.seq, d.node_id, a.provider, ",
         gateways_of_agent!(),
@@ -133,6 +137,8 @@ async fn read_back(tx: &mut DatabaseSession, batch: &Batch) -> StoreResult<Vec<S
 /// Executes everything before the COMMIT. `None`: this batch was committed before.
 async fn write_batch(tx: &mut DatabaseSession, batch: &Batch) -> StoreResult<Option<BatchOutcome>> {
     let Some(facts) = open_batch(tx, batch).await? else { return Ok(None) };
+    // Refusals first: a send that is not written must not claim its key, or its next submission would be answered as a
+    // replay of a message that does not exist.
     let mut outcomes = facts.find_refused(&batch.sends);
     claim_keys(tx, &batch.sends, &mut outcomes).await?;
     let open: Vec<usize> = (0..outcomes.len()).filter(|i| outcomes[*i].is_none()).collect();
@@ -145,6 +151,7 @@ async fn write_batch(tx: &mut DatabaseSession, batch: &Batch) -> StoreResult<Opt
             SendOutcome::Committed(rows)
         });
     }
+    // Every send has an outcome by now. `Stale` would only have one resolved again.
     let sends: Vec<SendOutcome> = outcomes.into_iter().map(|outcome| outcome.unwrap_or(SendOutcome::Stale)).collect();
     let events = record_events(tx, &batch.sends, &sends, &facts).await?;
     Ok(Some(BatchOutcome { sends, events, path: CommitPath::InSteps }))

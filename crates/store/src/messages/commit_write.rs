@@ -28,6 +28,8 @@ use crate::{
 /// floor to its head, less the settlements in between, which are counted only when the mailbox looks full.
 /// `MATERIALIZED` keeps the planner from evaluating the locking part more than once or in another order. It locks while
 /// it joins: the planner expects few rows of a CTE, and would join two of them by comparing every row with every other.
+// Cursors are read without a lock, for which acks would wait. Floors only rise, so an older one makes a mailbox look
+// fuller, never emptier.
 macro_rules! written_deliveries {
     () => {
         const_format::concatcp!(
@@ -72,6 +74,7 @@ pub(crate) use written_deliveries;
 
 /// CTEs that write the rows of `want` and of the messages `stored_rows` and attachments `attached_rows`, which the
 /// caller defines.
+// `in_session` keeps the session with which the author is bound now: no later read could tell it.
 macro_rules! written_rows {
     () => {
         const_format::concatcp!(
@@ -283,11 +286,13 @@ impl<'a> BatchColumns<'a> {
             let Some((ttl_seconds, depth)) = facts.workspace(send.scope) else { continue };
             columns.messages.push(send);
             columns.attachments.push(send);
+            // The message is written here, its deliveries by chunks.
             if send.is_fanout() {
                 continue;
             }
             let expires_at = send.expires_at(ttl_seconds);
             for (position, recipient) in send.recipients.iter().enumerate() {
+                // A current send has all of its recipients among the facts.
                 let Some(agent) = facts.agent(send.scope, recipient.agent_id) else { continue };
                 columns.places.push((nth, position, agent));
                 columns.deliveries.push(send, recipient, agent, expires_at, depth);

@@ -117,6 +117,7 @@ impl Store {
         let sizes: HashMap<MessageId, i64> = sizes.into_iter().collect();
         let mut left = i64::try_from(bytes).unwrap_or(i64::MAX);
         let fitting = ids.iter().take_while(|id| {
+            // A removed message has no row, and takes no memory.
             left -= sizes.get(id).copied().unwrap_or(0);
             left >= 0
         });
@@ -136,6 +137,7 @@ impl Store {
         let (seqs, ids): (Vec<EventSeq>, Vec<MessageId>) = events.iter().copied().unzip();
         let days: Vec<chrono::NaiveDate> = ids.iter().map(|id| day_of_id(id.get())).collect();
         // The first edit after the event holds the content at the event; without one the content is unchanged.
+        // Blocks may be null before an edit, so the presence of the edit decides about them, not their value.
         let rows = sqlx::query(formatcp!(
             "SELECT k.event_seq, m.message_id, m.channel_id, m.agent_id AS author_id, m.agent_name AS author_name,
                     m.agent_type, m.thread_id,
@@ -165,6 +167,7 @@ impl Store {
 
     /// Removes up to `limit` earlier contents that were replaced more than `age` ago. Returns the number removed.
     pub async fn prune_message_edits(&self, age: Duration, limit: i64) -> StoreResult<u64> {
+        // SKIP LOCKED: workers that prune at the same time take different rows.
         let done = sqlx::query(
             "DELETE FROM message_edits e
               USING (SELECT workspace_id, message_id, until_seq FROM message_edits

@@ -37,6 +37,7 @@ const DOING: &str = "writing a chunk of a fan-out";
 ///
 /// `known`: a recovery may have restored deliveries of later chunks from the log. A delivery that is late does not expire in
 /// the past, which the expiry loop has scanned, and none lives longer than the longest lifetime.
+// The depth is unlimited: the record has decided which mailboxes are full, and names only the others.
 const WRITE_CHUNK: &str = concatcp!(
     "
 WITH fanout AS MATERIALIZED (
@@ -173,6 +174,8 @@ impl Store {
     }
 
     async fn write_chunk(&self, chunk: &FanoutChunk<'_>, epoch: Option<i64>) -> StoreResult<ChunkOutcome> {
+        // Most workspaces are not watched, and take one statement without a transaction around it. In a watched one
+        // it writes nothing.
         let Some(rows) = chunk.write(&self.pool, epoch, false).await? else { return Ok(ChunkOutcome::Overtaken) };
         if !rows.watched {
             return Ok(ChunkOutcome::Written(chunk.written_as(epoch, rows, Vec::new())));
@@ -224,6 +227,7 @@ impl FanoutChunk<'_> {
 
     fn written_as(&self, epoch: Option<i64>, rows: ChunkRows, events: Vec<RecordedEvents>) -> WrittenChunk {
         let ChunkRows { deliveries, is_last, .. } = rows;
+        // Beyond the last recipient after the last chunk, which no other follows.
         WrittenChunk { epoch, deliveries, written: self.written + CHUNK_RECIPIENTS, is_last, events }
     }
 }

@@ -50,6 +50,7 @@ SELECT ord FROM placed WHERE NOT fits ORDER BY ord"
 );
 
 // A claim ends early with the lease of its gateway.
+// Gateway 0 stands for a process that is no gateway and has no lease.
 const IS_LAPSED: &str = "(claimed_until < relay_now()
             OR gateway_id <> 0 AND NOT EXISTS (SELECT FROM gateways g
                                                 WHERE g.gateway_id = o.gateway_id AND g.lease_until > relay_now()))";
@@ -117,6 +118,7 @@ pub(crate) async fn open_fanout(
 
 /// Returns the positions of a fan-out's recipients that got no place in its record, because their mailboxes were full.
 pub(crate) async fn read_full(tx: &mut DatabaseSession, send: &NewSend) -> StoreResult<Vec<usize>> {
+    // The last chunk removes the record: from then on only the deliveries show the recipients.
     let placed: Vec<AgentId> = sqlx::query_scalar(
         "SELECT unnest(agents) FROM fanouts WHERE workspace_id = $1 AND message_id = $2
           UNION ALL

@@ -55,6 +55,7 @@ pub struct OutboxLag {
 
 // A batch younger than $1 is left to its gateway while that gateway holds its lease. SKIP LOCKED: several
 // workers claim at the same time without waiting for each other.
+// A claim that ends while its worker still publishes leads to a second publication: JetStream drops frames that it has.
 const CLAIM: &str = "
 UPDATE outbox o SET claimed_until = relay_now() + make_interval(secs => $3)
   FROM (SELECT batch_id FROM outbox o

@@ -222,6 +222,7 @@ impl Store {
         let statement = sqlx::query(AssertSqlSafe(text)).bind(scope.workspace_id()).bind(key);
         let statement = bind_page(statement, query.page, query.filters);
         let statement = statement.bind(query.max_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)));
+        // `$9` is in the text for conversations only, and Postgres refuses a parameter that a text does not have.
         let statement = if let Some(reader) = reader { statement.bind(reader) } else { statement };
         let rows = statement
             .fetch_all(&self.pool)
@@ -242,6 +243,7 @@ impl Store {
             MessageId::new(snowflake::first_id_at(first.and_time(NaiveTime::MIN).and_utc().timestamp_millis()));
         let left = query.page.limit - i64::try_from(messages.len() + rest.len()).unwrap_or(0);
         // A channel has no messages of days before its own.
+        // Without `after` the last condition holds, because `None` is less than every id.
         let has_older =
             is_readable && left > 0 && day_of_id(channel_id.get()) <= first && query.page.after < Some(first_id);
         if has_older {

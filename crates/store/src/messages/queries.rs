@@ -129,6 +129,7 @@ pub(super) fn count_readers(first_day: NaiveDate, last_day: NaiveDate) -> String
 }
 
 /// Reactions to each of the messages `$2`, as a JSON array for each message.
+// The count is exact, the names are cut: every member of a channel may react with the same emoji.
 pub(super) const REACTIONS: &str = "
     SELECT g.message_id,
            json_agg(json_build_object('emoji', g.emoji, 'count', g.count, 'agents', g.agents)
@@ -259,5 +260,6 @@ impl Store {
 }
 
 pub(super) fn with_sizes(rows: Vec<(MessageId, i64)>) -> Vec<(MessageId, usize)> {
+    // Sums of lengths, which are never negative.
     rows.into_iter().map(|(id, bytes)| (id, usize::try_from(bytes).unwrap_or(0))).collect()
 }

@@ -82,6 +82,7 @@ impl Store {
             tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
             return Ok(ReactionOutcome::Added(reaction, recorded));
         }
+        // Finds the reaction that conflicted: under READ COMMITTED each statement has a snapshot of its own.
         let present: Option<Reaction> = sqlx::query_as(
             "SELECT reaction_id, created_at FROM message_reactions
               WHERE workspace_id = $1 AND message_id = $2 AND emoji = $3 AND agent_id = $4",

@@ -115,6 +115,7 @@ SELECT k.workspace_id, k.agent_id, coalesce(r.folded_seq, 0) AS folded_seq, c.ac
 // mailbox with fewer than $5 deliveries left is folded up to its floor. Member rows are locked in key order, as
 // in every statement that updates several of them; the pointer moves forward only, because an explicit read
 // may already have moved it further.
+// LEFT JOIN: the folded seq also passes deliveries that were dropped with their partition.
 const POINT: &str = formatcp!(
     "
 WITH next AS MATERIALIZED (
@@ -199,6 +200,7 @@ impl Store {
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let known = match lock_state::<PointerState>(&mut tx, POINTERS).await? {
             LoopState::Busy => return Ok(FoldStep::default()),
+            // The feed may have dropped records behind an older position.
             LoopState::Locked(state) => state.filter(|state| at - state.read_at < OLDEST_POSITION),
         };
         let mut worked = 0;
@@ -213,9 +215,11 @@ impl Store {
                 }
                 (acked.position, acked.is_complete)
             }
+            // Before the walk begins: acks during the walk are read from the feed behind this position.
             None => (current_position(&mut tx).await?, false),
         };
         let starts = is_due || !is_complete;
+        // An incomplete read may have missed any mailbox, also one that a walk in progress has passed.
         if starts {
             walk = Some(AgentPosition::START);
         }
@@ -313,6 +317,7 @@ async fn fold_acked(tx: &mut DatabaseSession, keys: &[(WorkspaceId, AgentId)]) -
     let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) = keys.iter().copied().unzip();
     let mut worked = 0;
     for _ in 0..REPETITIONS {
+        // Read again in each round, because the last one has moved the folded seqs.
         let rows: Vec<MailboxFloors> = sqlx::query_as(ACKED)
             .bind(&workspaces)
             .bind(&agents)

@@ -71,6 +71,7 @@ impl Store {
         let settled = settlements::report_within(&mut tx, scope, delivery, &DeliveryReport::Ack, at).await?;
         let (read_at, first) = record_read(&mut tx, scope, message, agent).await?;
         let settled = settled == Some(true);
+        // A settlement has recorded the read already, so that `record_read` finds it.
         let first = first || settled;
         let events = if first { vec![event(place, read_at)] } else { Vec::new() };
         let recorded = events::append(&mut tx, scope, at, events).await?;

@@ -23,6 +23,7 @@ pub struct RetentionStep {
 
 // $2: messages younger than the retention of deliveries stay, because deliveries refer to them. The row lock
 // keeps two workers from the same workspace; SKIP LOCKED sends the second one to the next.
+// The first condition on the days is that of the index, the second adds $2.
 const NEXT: &str = "
 SELECT workspace_id, $1::date - greatest(message_days, $2::int) AS first_kept
   FROM workspaces

@@ -36,6 +36,8 @@ impl Store {
         let Some(replaced) = edits::lock_message(&mut tx, scope, (message, author)).await? else {
             return Ok(None);
         };
+        // Text and metadata cannot be removed, so null leaves them as they are. Blocks can: a flag tells whether they
+        // change.
         sqlx::query(
             "UPDATE messages
                 SET text = coalesce($5, text), mentions = coalesce($6, mentions),
@@ -55,6 +57,7 @@ impl Store {
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        // Before the event, whose counter all writers of the workspace share.
         if change.text.is_some() {
             index::reindex_message(&mut tx, scope.workspace_id(), message).await?;
         }

@@ -131,9 +131,12 @@ pub(crate) async fn read_providers(
 /// Returns the node's only provider, or the single connected one of the highest rank. Returns `None` if there are
 /// several such providers or none, or if all of them have rank 0.
 fn choose_host(providers: &[ProviderRank]) -> Option<&ProviderName> {
+    // Also while it is disconnected: the agent waits for it.
     if let [only] = providers {
         return Some(&only.provider);
     }
+    // Includes providers that lost their connection lately: an agent waits for the fittest one instead of moving to a
+    // lesser one.
     let fittest =
         providers.iter().filter(|provider| provider.recently_connected).map(|provider| provider.fitness).max()?;
     let mut fit = providers.iter().filter(|provider| provider.connected && provider.fitness == fittest && fittest > 0);

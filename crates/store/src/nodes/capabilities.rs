@@ -35,6 +35,8 @@ fn parse_capabilities(capabilities: &Value, default_provider: bool) -> Vec<Adver
             name,
             kind: if capability["kind"] == "action" { CapabilityKind::Action } else { CapabilityKind::Capacity },
             global: capability["global"] == true,
+            // Part of the protocol (docs/protocol/node.md): invocations of the default provider wait, whatever it
+            // declares.
             queue: default_provider || capability["queue"] == true,
             tells_caller: capability["metadata"][key] == version,
         });
@@ -79,6 +81,7 @@ pub(crate) async fn replace_capabilities(
     let actions: Vec<&AdvertisedCapability<'_>> = list.iter().filter(|c| c.kind == CapabilityKind::Action).collect();
     let names: Vec<&str> = actions.iter().map(|c| c.name).collect();
     drop_actions(tx, key, &names).await?;
+    // No name is claimed, so the registration need not wait for those of other nodes.
     if actions.is_empty() {
         return Ok(Ok(()));
     }
@@ -94,6 +97,7 @@ pub(crate) async fn replace_capabilities(
     .fetch_all(&mut *tx)
     .await
     .map_err(StoreError::from_sqlx("reading actions with advertised names"))?;
+    // There is an id for each capability, so `zip` leaves out none of its actions.
     for (capability, fresh_id) in actions.into_iter().zip(fresh_ids) {
         match decide_action(capability, key, &existing) {
             ActionChange::None => {}
@@ -182,6 +186,7 @@ pub(crate) async fn lock_names(tx: &mut DatabaseSession, scope: WorkspaceScope) 
     Ok(())
 }
 
+// An action that was defined over REST has no provider, so it stays.
 async fn drop_actions(tx: &mut DatabaseSession, key: ProviderKey<'_>, kept: &[&str]) -> StoreResult<()> {
     sqlx::query(
         "DELETE FROM actions

@@ -99,6 +99,7 @@ impl Store {
                 .await
                 .map_err(StoreError::from_sqlx(doing))?;
         let Some(deleted) = deleted else { return Ok(None) };
+        // Without their rows, the connections of the node fail on their epochs.
         let was_connected: bool = sqlx::query_scalar(
             "WITH removed AS (DELETE FROM providers WHERE workspace_id = $1 AND node_id = $2 RETURNING gateway_id)
              SELECT EXISTS (SELECT FROM removed WHERE gateway_id IS NOT NULL)",

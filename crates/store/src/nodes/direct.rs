@@ -114,6 +114,8 @@ impl Store {
         let doing = "registering a direct node";
         let key = ProviderKey { scope, node, provider: &registration.provider };
         let found = if registration.provider == ProviderName::default_provider() {
+            // Carries no recovery epoch: it assigns no number, and its connection was compared with the known database
+            // (ADR 0044).
             take_provider(&self.pool, key, &claim, registration)
                 .with_timeout()
                 .await
@@ -135,6 +137,8 @@ impl Store {
                 Ok(Ok(Err(refused))) => return Ok(refused),
                 Ok(Ok(Ok(taken))) => Ok(taken),
                 Ok(Err(error)) => Err(error),
+                // It may have been committed nevertheless: the engine then frees the provider
+                // (`committed_registration`).
                 Err(_) => Err(StoreError::unavailable(doing)),
             }
         };
@@ -142,6 +146,7 @@ impl Store {
             None => RegisterOutcome::NoNode,
             Some(None) => RegisterOutcome::Superseded,
             Some(Some(epoch)) => {
+                // Direct nodes have no presence events, so nothing is recorded.
                 let recorded =
                     RecordedEvents { scope, first_seq: 0, created_at: at, events: Vec::new(), watched: false };
                 RegisterOutcome::Registered { epoch, recorded }
@@ -158,6 +163,7 @@ impl Store {
     ) -> StoreResult<Vec<RecordedEvents>> {
         let doing = "marking agents online";
         let (workspaces, ids) = split_keys(agents);
+        // One deadline for the whole transaction, whose statements have none of their own on this side.
         let work = async {
             let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
             let returned: Vec<(WorkspaceId, AgentId, String)> = sqlx::query_as(MARK_ONLINE)

@@ -123,6 +123,8 @@ impl Store {
             (None, EnrolmentToken::New(_)) => {
                 let id = enrolment.node_id.clone().unwrap_or_else(|| enrolment.fresh_id.clone());
                 insert_node(&mut tx, scope, &id, enrolment).await?;
+                // After the insertion, which the drop of the transaction undoes: the count takes a lock that
+                // enrolments of all other new nodes wait for.
                 if !is_within_quota(&mut tx, scope, Quota::Nodes, enrolment.quota).await? {
                     return Ok((EnrolOutcome::QuotaReached, None));
                 }
@@ -132,6 +134,7 @@ impl Store {
             (None, EnrolmentToken::Kept(_) | EnrolmentToken::Unchanged) => return Ok((EnrolOutcome::NoNode, None)),
             (Some((stored, others)), token) => {
                 let id = enrolment.node_id.clone().unwrap_or_else(|| stored.node_id.clone());
+                // A change of the id revokes the token of the node, so none can be kept.
                 if id != stored.node_id && !matches!(token, EnrolmentToken::New(_)) {
                     return Ok((EnrolOutcome::NoNode, None));
                 }
@@ -149,6 +152,7 @@ impl Store {
         };
         let replaced_token = match enrolment.token {
             EnrolmentToken::New(token) => replace_node_token(&mut tx, scope, &node, token).await?,
+            // Compared under its lock: the token may have been rotated since the caller was authenticated.
             EnrolmentToken::Kept(token) if lock_node_token(&mut tx, scope, &node).await? != Some(token) => {
                 return Ok((EnrolOutcome::TokenMismatch, None));
             }
@@ -158,6 +162,7 @@ impl Store {
             events.push(token_event(kind::TOKEN_ROTATED, TokenSubject::Node(&node), ChangeOrigin::WorkspaceKey));
         }
         let recorded = events::append(&mut tx, scope, at, events).await?;
+        // A repetition would replace the token once more.
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok((EnrolOutcome::Enrolled { node, replaced_token }, Some(recorded)))
     }
@@ -174,6 +179,7 @@ impl Store {
         let doing = "minting a direct node's token";
         let node = NodeId::direct(agent);
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // The share lock makes rotations, deletions and bindings of the agent wait until the token is stored.
         let located: Option<(NodeId, i64, Option<String>)> = sqlx::query_as(
             "SELECT node_id, token_generation, direct_machine_id FROM agents
               WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE",
@@ -333,6 +339,7 @@ async fn update_node(
 /// locations and open invocations move along. Its providers and their capabilities do not (none of them is live), and
 /// the token of the old id is revoked.
 async fn rename_node_id(tx: &mut Transaction, scope: WorkspaceScope, from: &NodeId, to: &NodeId) -> StoreResult<()> {
+    // In the lock order of nodes, agents and invocations. The new id may have rows that an earlier node left.
     for statement in [
         "UPDATE nodes SET node_id = $3 WHERE workspace_id = $1 AND node_id = $2",
         "DELETE FROM providers WHERE workspace_id = $1 AND (node_id = $2 OR node_id = $3)",
@@ -387,6 +394,8 @@ async fn replace_node_token(
     node: &NodeId,
     hash: TokenHash,
 ) -> StoreResult<Option<TokenHash>> {
+    // Read before the upsert, which cannot return the value that it replaces. The lock keeps two rotations from
+    // returning the same one.
     let replaced = lock_node_token(tx, scope, node).await?;
     sqlx::query(
         "INSERT INTO tokens (token_hash, kind, workspace_id, node_id, created_at) VALUES ($3, 'node', $1, $2, relay_now())

@@ -56,6 +56,7 @@ impl Store {
         let versions: Vec<Option<&str>> = beats.iter().map(|b| b.version.as_deref()).collect();
         let capabilities: Vec<Option<&str>> =
             beats.iter().map(|b| b.capabilities.as_ref().map(JsonText::get)).collect();
+        // `before` reads the snapshot of the statement, so it compares with the capabilities that `recorded` replaces.
         let changed: Vec<i64> = sqlx::query_scalar(
             "WITH beats AS (
                  SELECT b.*, capability_list::jsonb AS capabilities
@@ -165,13 +166,16 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        // A superseded connection has nothing to refresh, and direct nodes define no actions.
         if broker.is_none() {
             return Ok(true);
         }
         let key = ProviderKey { scope: beat.scope, node: &beat.node_id, provider: &beat.provider };
         if capabilities::replace_capabilities(&mut tx, key, capabilities, action_ids, at).await?.is_err() {
+            // The drop of the transaction undoes the capabilities that were written before the conflict was found.
             return Ok(false);
         }
+        // A new capability may serve invocations that wait.
         redispatch::wake_waiting(&mut tx, key).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(true)

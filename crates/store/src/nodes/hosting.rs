@@ -129,6 +129,7 @@ impl Store {
     ) -> StoreResult<Option<(NodeId, RecordedEvents)>> {
         let doing = "moving an agent to a provider";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // An agent that runs again takes its deliveries itself, so they must not become dead letters any more.
         let moved = sqlx::query(
             "WITH held AS (
                  SELECT 1 FROM providers
@@ -238,6 +239,7 @@ impl Store {
     ) -> StoreResult<InventoryOutcome> {
         let doing = "applying an inventory";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // Provider before agents, as at the end of a connection. A take-over waits until the inventory is applied.
         if !lock_provider(&mut tx, fence).await? {
             return Ok(InventoryOutcome::Superseded);
         }
@@ -254,9 +256,11 @@ impl Store {
         let ended: Vec<AgentId> = missing.iter().filter(|agent| agent.was_hosted).map(|agent| agent.agent_id).collect();
         let missing: Vec<AgentId> = offline.into_iter().map(|agent| agent.agent_id).collect();
         let spawned: Vec<SpawnedAgent> = listed.iter().filter_map(spawned_agent).collect();
+        // Agents are locked before invocations, as when an agent is linked to its spawn.
         let reconciled = spawn::reconcile_spawns(&mut tx, fence, &spawned, at).await?;
         let (scope, node) = (fence.scope, &fence.node_id);
         events.extend(sessions::exit_events(&mut tx, scope, node, &ended, "missing_from_inventory").await?);
+        // `known` was read before the agents were bound, so it has their former hosts.
         let hosts = known.into_values().filter_map(|agent| Some((agent.agent_id, agent.hosted_on?)));
         events.extend(sessions::move_events(&mut tx, scope, node, hosts).await?);
         let recorded = events::append(&mut tx, fence.scope, at, events).await?;

@@ -85,6 +85,8 @@ impl ProvidersToDisconnect {
     }
 }
 
+// SKIP LOCKED: a row that another transaction holds changes now, for example by a heartbeat, and is judged again
+// later.
 const SILENT: &str = "
 SELECT workspace_id, node_id, provider, epoch, gateway_id
   FROM providers
@@ -144,6 +146,7 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let changed = disconnect(&mut tx, &ProvidersToDisconnect::from_rows(&rows)?, "liveness_timeout", at).await?;
+        // Also if nothing was found: a dropped transaction costs its connection two tests, and its plans early.
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(changed)
     }
@@ -185,7 +188,10 @@ pub(crate) async fn disconnect(
             name,
         })
         .collect();
+    // The update returns its rows in no order.
     agents.sort_by_key(|agent| (agent.scope.workspace_id(), agent.agent_id));
+    // After the disconnections, which decide whether a node is offline, and directly before the events: it locks their
+    // counters.
     let nodes = presence::brokers_without_provider(tx, &targets.workspaces, &targets.nodes).await?;
 
     let mut changed = DisconnectOutcome::default();

@@ -28,6 +28,7 @@ impl Store {
     /// that its node is connected to.
     pub async fn gateways_of_agents(&self, agents: &[(WorkspaceScope, AgentId)]) -> StoreResult<Vec<AgentLocation>> {
         let (workspaces, ids) = split_keys(agents);
+        // An implicit direct node has no row and no connection, so its agent has no location.
         let rows: Vec<LocationRow> = sqlx::query_as(
             "SELECT DISTINCT a.workspace_id, a.agent_id, n.kind, p.gateway_id
                FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)

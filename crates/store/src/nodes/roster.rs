@@ -164,6 +164,8 @@ impl Store {
         scope: WorkspaceScope,
         filter: &NodeFilter,
     ) -> StoreResult<Vec<(ListedNode, usize)>> {
+        // Built from the filters that are set: one text with all conditions would have one generic plan for all of
+        // them.
         let mut query = sqlx::QueryBuilder::new(formatcp!(
             "SELECT n.node_id, n.role, n.name, {NODE_BYTES} + {PROVIDERS_BYTES} AS bytes
                FROM nodes n WHERE n.workspace_id = "
@@ -171,6 +173,7 @@ impl Store {
         query.push_bind(scope.workspace_id());
         // A direct node of a deleted agent stays in the table, because its token may be presented again, and is not
         // listed.
+        // A CASE, because the cast must not be evaluated for the ids of other nodes.
         query.push(
             " AND CASE WHEN n.node_id LIKE 'node\\_direct\\_%'
                        THEN EXISTS (SELECT FROM agents a WHERE a.workspace_id = n.workspace_id
@@ -209,6 +212,7 @@ impl Store {
         if let Some(after) = &filter.after {
             query.push(" AND (n.role, n.name) > (").push_bind(after.role).push(", ").push_bind(&after.name).push(")");
         }
+        // `broker` sorts before `direct`.
         query.push(" ORDER BY n.role, n.name LIMIT ").push_bind(filter.limit);
         let rows = query.build().fetch_all(&self.pool).await.map_err(StoreError::from_sqlx("listing nodes"))?;
         let listed: Vec<NodeSize> = decode_rows("nodes", &rows)?;
@@ -303,6 +307,8 @@ impl Store {
     ) -> StoreResult<(Option<i64>, RecordedEvents)> {
         let doing = "removing a provider";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // Provider before agents, as at the end of a connection. A connection that still exists finds no row with its
+        // epoch any more, so all its changes are refused.
         let deleted: Option<(i64, bool)> = sqlx::query_as(
             "DELETE FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3
           RETURNING epoch, gateway_id IS NOT NULL",
@@ -314,6 +320,7 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let rows = sqlx::query(
+            // Also without a row of the provider: agents keep the name of one that has deregistered.
             "WITH hosted AS MATERIALIZED (
                  SELECT agent_id, name, status FROM agents
                   WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND deleted_at IS NULL

@@ -122,6 +122,7 @@ impl Store {
         let mut all: Vec<OverrideRow> = Vec::new();
         loop {
             let after = all.last().map_or(ObserverTokenId::new(-1), |row| row.token_id);
+            // Two statements: the first reading pages through the key, later ones read the index over changes.
             let page = if since == OverrideCursor::default() {
                 sqlx::query(formatcp!(
                     "SELECT {COLUMNS} FROM observer_overrides WHERE token_id > $1 ORDER BY token_id LIMIT $2"
@@ -219,6 +220,7 @@ impl Store {
             .execute(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
+        // The newest key signs, so a new one must be newer than all others, whatever this process's clock says.
         let added = sqlx::query(
             "INSERT INTO signing_keys (kid, public_key, private_key, sealed_with, created_at)
              SELECT $1, $2, $3, $4, greatest($5, (SELECT max(created_at) FROM signing_keys) + interval '1 ms')
@@ -244,6 +246,7 @@ impl Store {
     /// retired.
     pub async fn retire_signing_key(&self, kid: &str, at: DateTime<Utc>) -> StoreResult<RetireOutcome> {
         let doing = "retiring a signing key";
+        // The last SELECT reads the row from before the update, which tells a key that was retired earlier.
         let found: Option<(bool, bool)> = sqlx::query_as(
             "WITH retired AS (
                 UPDATE signing_keys SET retired_at = $2, private_key = NULL

@@ -118,6 +118,8 @@ impl Store {
         if let Some(refused) = check_limits(&mut tx, scope, limits, new.created_at).await? {
             return Ok(refused);
         }
+        // The text ends with the token, with its workspace, or at the end of all texts of its time, whichever is
+        // first.
         let created = sqlx::query_as::<_, ObserverToken>(formatcp!(
             "INSERT INTO observer_tokens AS t
                 (workspace_id, token_id, name, description, scopes, filters, expires_at, created_at, signed_until)
@@ -138,9 +140,11 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing));
         match created {
+            // The unique index decides between two creations at once.
             Err(error) if error.violates(NAME_TAKEN) => Ok(ObserverTokenCreation::NameTaken),
             Err(error) => Err(error),
             Ok(row) => {
+                // A repetition would find the name taken by the token itself.
                 tx.commit().await.map_err(StoreError::from_commit(doing))?;
                 Ok(ObserverTokenCreation::Created(Box::new(row)))
             }
@@ -240,6 +244,7 @@ impl Store {
         if !lock_workspace(&mut tx, scope).await? {
             return Ok(None);
         }
+        // The later end counts: pruning keeps the override for as long as any string of the token may verify.
         let row = sqlx::query_as::<_, ObserverToken>(formatcp!(
             "UPDATE observer_tokens t SET version = t.version + 1, updated_at = $3,
                 signed_until = greatest(t.signed_until, least(t.expires_at, w.expires_at, $4))
@@ -258,6 +263,7 @@ impl Store {
         let changed = delete_opaque_tokens(&mut tx, scope, token).await?;
         write_override(&mut tx, scope, token).await?;
         let recorded = record(&mut tx, scope, kind::TOKEN_ROTATED, token, at).await?;
+        // A repetition would begin another version, which revokes the text of this one.
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Some((row, ChangedToken { changed, recorded })))
     }
@@ -302,6 +308,7 @@ impl Store {
         let workspaces: Vec<WorkspaceId> = used.iter().map(|(scope, ..)| scope.workspace_id()).collect();
         let tokens: Vec<ObserverTokenId> = used.iter().map(|(_, token, _)| *token).collect();
         let times: Vec<DateTime<Utc>> = used.iter().map(|(.., at)| *at).collect();
+        // Gateways note uses independently and may write them in any order.
         sqlx::query(
             "UPDATE observer_tokens t SET last_used_at = greatest(t.last_used_at, u.at)
                FROM unnest($1::bigint[], $2::bigint[], $3::timestamptz[]) AS u (workspace_id, token_id, at)

@@ -31,6 +31,7 @@ const EXPIRED_HOLDERS: &str = formatcp!(
                           AND g.lease_until >= relay_now() - interval '{GRACE_SECONDS} seconds')"
 );
 
+// SKIP LOCKED: a provider that is being registered elsewhere belongs to another gateway afterwards.
 const ORPHANS: &str = formatcp!(
     "SELECT p.workspace_id, p.node_id, p.provider, p.epoch, p.gateway_id
        FROM providers p

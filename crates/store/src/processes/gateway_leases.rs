@@ -29,6 +29,8 @@ pub struct ConnectedProvider {
 impl Store {
     /// Acquires or renews a gateway's lease.
     pub async fn renew_gateway_lease(&self, gateway: GatewayId, ttl: Duration) -> StoreResult<LeaseRenewal> {
+        // `before` reads the snapshot from before the upsert. An expired lease may be renewed: a pause is not the end
+        // of the process (ADR 0005).
         let unbroken: bool = sqlx::query_scalar(
             "WITH before AS (
                  SELECT lease_until > relay_now() AS held FROM gateways WHERE gateway_id = $1
@@ -70,6 +72,8 @@ impl Store {
 
     /// Releases the lease at the end of a drain.
     pub async fn release_gateway_lease(&self, gateway: GatewayId) -> StoreResult<()> {
+        // Deleted instead of ended: a missing lease counts as expired for longer than the grace, so connections that
+        // are left are ended at once.
         sqlx::query("DELETE FROM gateways WHERE gateway_id = $1")
             .bind(gateway)
             .execute(&self.pool)

@@ -42,6 +42,7 @@ pub(crate) struct MailboxChanges {
 const MAX_SCANNED_ROWS: i64 = 256;
 
 // Settled rows and runs of skipped seqs between a floor and the highest new ack: the floor may pass over both.
+// States are filtered outside of the limit, which bounds the rows that are read.
 const SETTLED_ABOVE: &str = formatcp!(
     "
 WITH k AS (

@@ -66,6 +66,7 @@ macro_rules! claim {
 
 // Fair between families (a workspace and those created with its key): the first due mailbox of each comes before the
 // second of any. Ordering all due rows by turn would read the whole backlog, so only the oldest 8 * $2 take part.
+// `k` was read without locks, so the conditions are repeated on the locked row.
 const CLAIM_DUE: &str = claim!(
     "$3",
     concat!(
@@ -87,6 +88,7 @@ const CLAIM_DUE: &str = claim!(
     )
 );
 
+// Named by a hint, so it need not be due. A blocked one waits for its time, because its new rows wait, too.
 const CLAIM_NAMED: &str = claim!(
     "$4",
     concat!(
@@ -120,6 +122,8 @@ impl Store {
     /// Acquires or renews a worker's lease. Returns the workers whose lease has not expired, this one included, in order.
     pub async fn renew_push_worker(&self, owner: PushWorkerId, ttl: Duration) -> StoreResult<Vec<PushWorkerId>> {
         // The lease ends by the clock of Postgres, which all workers share.
+        // UNION ALL: the snapshot of a statement lacks what it writes. `reads_shared_bodies` tells the dispatch of
+        // subscriptions that this version finds bodies outside of the deliveries.
         sqlx::query_scalar(
             "WITH renewed AS (
                  INSERT INTO push_workers (owner, lease_until, reads_shared_bodies)
@@ -212,6 +216,7 @@ impl Store {
         let epoch = self.epoch(doing)?;
         let releases: Vec<_> = releases.iter().filter(|release| release.mailbox.recovery_epoch == epoch).collect();
         // The hint for a message committed after the last read went to this worker and is lost; the head shows the message.
+        // A deferral that was reported during the lease has set `p.due_at`, which this worker may not know.
         let done = sqlx::query(
             "UPDATE push_mailboxes p
                 SET owner = NULL, pushed_seq = greatest(p.pushed_seq, least(k.pushed_seq, h.next_seq - 1)),

@@ -42,6 +42,8 @@ SELECT k.workspace_id, k.agent_id,
 
 // Two reads per mailbox, each bounded by $5: rows above the push position, and deferred rows below it that are due
 // again.
+// A deferral by a failed attempt has a retry number. One by the consumer has none, or comes from a failure that the
+// consumer reported, which alone sets `retryable`.
 const ROWS: &str = concatcp!(
     "SELECT ",
     COLUMNS,

@@ -82,6 +82,7 @@ impl Store {
     ) -> StoreResult<RecordedAttempts> {
         let doing = "recording attempts";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // That of the transaction: the process may recover before this line.
         let epoch = tx.epoch();
         let (current, earlier) = split_by_epoch(attempts, epoch);
         let attempts = &*current;
@@ -101,6 +102,7 @@ impl Store {
         let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) = changes.keys().copied().unzip();
         extend_settled_floors(&mut tx, &workspaces, &agents).await?;
         // Floors imply read receipts; an acknowledgement above a gap needs one of its own.
+        // A delivery without a location has no message to be read.
         for attempt in attempts.iter().filter(|attempt| attempt.location.is_some()) {
             if above_gap.contains(&(mailbox_key(attempt), attempt.seq)) {
                 let message = attempt.delivery_id.source.message_id();
@@ -184,6 +186,7 @@ fn collect_effects<'a>(
                 if is_leased {
                     effects.disabled.insert(key, reason);
                 }
+                // Due at once when the agent is bound to a node again.
                 Some(NewSettlement::Deferred(attempt.http.started_at, *retry_no))
             }
             AttemptOutcome::DeadLettered { reason } => Some(NewSettlement::DeadLettered(*reason)),
@@ -265,6 +268,7 @@ async fn update_mailboxes(
     if rows.is_empty() {
         return Ok(());
     }
+    // `greatest` passes over a null: a mailbox that is disabled without a new position keeps its own.
     sqlx::query(
         "UPDATE push_mailboxes p
             SET pushed_seq = greatest(p.pushed_seq, k.pushed_seq),

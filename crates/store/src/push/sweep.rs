@@ -37,6 +37,7 @@ pub struct SweepStep {
 }
 
 // Adds rows of agents that came to their node by another way than a binding. 1000 per pass bound the transaction.
+// The new epoch fences a worker that still serves the mailbox for the former node.
 const ADD_MISSING: &str = formatcp!(
     "
 INSERT INTO push_mailboxes (workspace_id, agent_id, node_id, pushed_seq, due_at)
@@ -64,6 +65,7 @@ pub(crate) const IS_ANY_SWEPT: &str = formatcp!(
 );
 
 // Releases mailboxes of expired workers. A worker without a row has retired, or was removed long after its lease ended.
+// SKIP LOCKED: the next step releases a row that another transaction holds.
 const RELEASE_EXPIRED: &str = "
 WITH expired AS MATERIALIZED (
     SELECT p.workspace_id, p.agent_id FROM push_mailboxes p
@@ -125,6 +127,7 @@ impl Store {
             let added = sqlx::query(ADD_MISSING).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
             repaired += added.rows_affected();
         }
+        // Before the repair, which removes rows of the page and would so shift its end.
         let last: Option<SweepPosition> = sqlx::query_as(
             "SELECT workspace_id, agent_id FROM push_mailboxes WHERE (workspace_id, agent_id) > ($1, $2)
               ORDER BY workspace_id, agent_id OFFSET $3 - 1 LIMIT 1",

@@ -81,11 +81,13 @@ impl EpochFence {
         let known = self.known.borrow();
         if is_other(known.as_ref()) {
             self.close();
+            // Kept for a recovery that does not wait yet.
             self.met_other.notify_one();
         }
     }
 
     fn close(&self) {
+        // Before the notice: `closed` registers and then reads the flag, so that it misses neither.
         self.is_closed.store(true, Ordering::SeqCst);
         self.closes.notify_waiters();
     }

@@ -55,6 +55,7 @@ SELECT k.workspace_id, k.agent_id, n.seq
  ORDER BY k.workspace_id, k.agent_id, n.seq";
 
 /// Writes a delivery and its dead letter for each gap.
+// The deliveries need no ON CONFLICT: the gaps were found after the heads were locked.
 const DEAD_LETTER_GAPS: &str = formatcp!(
     "WITH gaps AS (
         SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
@@ -187,6 +188,7 @@ impl Store {
             lost = raise_locked_heads(&mut tx, &highest, now, &mut fresh_id).await?;
             extend_settled_floors(&mut tx, &workspaces, &agents).await?;
         }
+        // Runs first: they begin at the heads from before the jump.
         for statement in [SKIP, JUMP] {
             let query = sqlx::query(statement).bind(&workspaces).bind(&agents).bind(margin);
             query.execute(&mut *tx).await.map_err(failed(doing))?;
@@ -197,6 +199,7 @@ impl Store {
 
     /// Raises event heads above the highest event seqs known to have been allotted. Returns the count of raised heads.
     pub async fn raise_event_heads(&self, last: &[(WorkspaceScope, EventSeq)]) -> StoreResult<u64> {
+        // One row for each workspace: an UPDATE that joins several uses any of them.
         let raised = sqlx::query(
             "UPDATE event_heads h SET next_seq = k.last + 1
                FROM (SELECT workspace_id, max(last) AS last

@@ -134,6 +134,8 @@ const DM: i16 = Reason::Dm.code();
 const MENTION: i16 = Reason::Mention.code();
 const MESSAGE: i16 = Reason::Message.code();
 
+// Logged deliveries have no lifetime, so that of their workspace applies. DISTINCT ON: JetStream may hold a frame
+// twice.
 const INSERT_DELIVERIES: &str = concatcp!(
     "INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, redrive_no,
                              channel_id, node_id, mode, reason, created_at, expires_at)
@@ -171,6 +173,7 @@ impl Store {
         let keys: Vec<_> = logged.iter().map(|one| (one.scope, one.agent_id)).collect();
         let (workspaces, agents) = split_keys(&keys);
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // Without locks: no process serves during a repair, and transactions of the epoch before have ended.
         let ahead: Vec<(i64, bool)> = sqlx::query_as(AHEAD)
             .bind(workspaces)
             .bind(agents)
@@ -190,6 +193,7 @@ impl Store {
             write_messages(&mut tx, &lost).await?;
             let written = write_deliveries(&mut tx, &lost).await?;
             done.dead_lettered = dead_letter_lost(&mut tx, &lost, now).await?;
+            // A dead letter has a delivery row, too.
             done.recovered = written.saturating_sub(done.dead_lettered.len() as u64);
             done.recorded = record_dead_letters(&mut tx, &done.dead_lettered, now).await?;
         }

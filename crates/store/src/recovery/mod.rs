@@ -192,6 +192,7 @@ impl Store {
             return Err(StoreError::unavailable(doing));
         }
         // Workers of http_push remember positions of lost deliveries.
+        // After the wait, so that no claim of the epoch before commits behind it.
         sqlx::query(RELEASE_ALL).execute(&self.pool).await.map_err(StoreError::from_sqlx(doing))?;
         Ok(())
     }
@@ -207,6 +208,7 @@ impl Store {
     /// Takes the lock of recovery; `None` while another process holds it.
     pub async fn try_recovery_lock(&self) -> StoreResult<Option<RecoveryLock>> {
         let doing = "taking the lock of recovery";
+        // Past a pooler, because the lock belongs to the session.
         let mut connection = lock::connect(&self.direct).await.map_err(StoreError::from_sqlx(doing))?;
         let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock(hashtext($1))")
             .bind(LOCK)
@@ -247,6 +249,7 @@ impl Store {
     /// handle has begun.
     pub async fn adopt_database(&self, report: Option<&Value>) -> StoreResult<()> {
         let doing = "adopting the database";
+        // Without a report nothing was repaired, so there is no epoch to be compared.
         let begun = report.and_then(|_| self.pool.opening().fence().known()).map(|known| known.epoch);
         let adopted = sqlx::query(
             "UPDATE recovery_state

@@ -131,6 +131,7 @@ SELECT m.workspace_id, m.message_id, s.message_id IS NOT NULL
 ///
 /// `OFFSET 0` forces a lookup by key for each message and its channel: with outdated statistics the planner takes
 /// new tables for small ones and would join by full scans. A block has 8192 messages.
+// Concurrent calls may count the same positions: a block then has a few messages more, which does no harm.
 const INDEX: &str = formatcp!(
     "
 INSERT INTO message_search (workspace_id, message_id, created_on, channel_id, direct, block, document)
@@ -227,6 +228,7 @@ impl Store {
             // The end of the workspaces: start again with the first one.
             turn = read_turn(&mut tx, which, BEFORE_ALL).await?;
         }
+        // To write only the marks that have moved: most workspaces of a turn are idle.
         let before = turn.clone();
         let old_enough = ((now - VISIBLE_WITHIN).timestamp_millis() - snowflake::EPOCH_MS).max(0) << 22;
         let mut keys = MessageKeys::default();

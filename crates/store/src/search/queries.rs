@@ -147,6 +147,7 @@ impl Store {
         // A message that is indexed between two of these statements is found by both.
         let mut seen = HashSet::new();
         found.retain(|(id, _)| seen.insert(*id));
+        // Newest first up to here, so that the newest are ranked.
         found.truncate(MAX_RANKED);
         found.sort_by(|a, b| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0)));
         found.truncate(limit);
@@ -155,6 +156,7 @@ impl Store {
 
     async fn search_edge(&self, scope: WorkspaceScope, before: Option<MessageId>) -> StoreResult<Option<IndexEdge>> {
         // Blocks follow the ids, except for messages that became visible late: those are one block off.
+        // `least` passes over the null that a search without `before` has.
         sqlx::query_as(
             "SELECT coalesce(p.settled_id, 0) AS settled_id,
                     least((coalesce(p.indexed_count, 0) - 1) / 8192,
@@ -277,6 +279,7 @@ fn mark_terms(scope: WorkspaceScope, query: &SearchQuery<'_>, blocks: Option<std
     if let Some(channel) = query.channel {
         marks.push_str(&format!(" & ' c{channel}'"));
     }
+    // The name stands within a quoted term.
     if let Some(name) = query.from {
         marks.push_str(&format!(" & ' n{}'", name.replace('\\', "\\\\").replace('\'', "''")));
     }

@@ -118,6 +118,7 @@ impl Store {
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        // Not idempotent: a retry after an unknown outcome would create a second subscription.
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(created.rows_affected() == 1)
     }

@@ -31,6 +31,7 @@ impl Store {
     /// Removes at most `limit` bodies older than `age` that no delivery refers to. Call after
     /// [`prune_subscription_deliveries`](Self::prune_subscription_deliveries).
     pub async fn prune_subscription_bodies(&self, age: Duration, limit: i64) -> StoreResult<u64> {
+        // Callers keep bodies for longer than events, so that no replay can queue an event whose body is removed here.
         let done = sqlx::query(
             "DELETE FROM subscription_bodies b
               USING (SELECT workspace_id, event_seq FROM subscription_bodies o

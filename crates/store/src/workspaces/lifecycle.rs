@@ -144,11 +144,13 @@ impl Store {
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        // The count includes the new row, which the drop of the transaction undoes.
         if let Some((creator, most)) = new.created_by
             && !is_within_quota(&mut tx, creator, Quota::ChildWorkspaces, most).await?
         {
             return Ok(WorkspaceCreation::TooMany);
         }
+        // Without a key a repetition would create a second workspace.
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(WorkspaceCreation::Created)
     }
@@ -252,6 +254,7 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         sqlx::query(
+            // An object that a worker is removing keeps the end of the worker's claim.
             "WITH files AS (
                 UPDATE files SET status = 'deleted', deleted_at = $2
                  WHERE workspace_id = $1 AND status <> 'deleted'
@@ -264,6 +267,7 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         disable_endpoints(&mut tx, scope, at).await?;
+        // Former tokens need no deletion: their lookup requires a workspace that is not deleted.
         let revoked = sqlx::query("DELETE FROM tokens WHERE workspace_id = $1")
             .bind(scope.workspace_id())
             .execute(&mut *tx)

@@ -36,6 +36,7 @@ pub(crate) async fn is_within_quota(
                 (SELECT FROM workspaces WHERE created_by = $1 AND deleted_at IS NULL
                     AND (expires_at IS NULL OR expires_at > relay_now()) LIMIT $2 + 1) AS counted"
         }
+        // The statements that add these check their quota themselves.
         Quota::Webhooks | Quota::Subscriptions | Quota::ObserverTokens | Quota::FileBytes => return Ok(true),
     };
     // Serializes the transactions that add to one quota: the uncommitted rows of one are invisible to the count of

@@ -94,6 +94,7 @@ impl Store {
     ) -> StoreResult<bool> {
         // A quota above the range of the column is never reached.
         let count = |count: Option<u32>| count.map(|count| i32::try_from(count).unwrap_or(i32::MAX));
+        // Without a plan the children stay as they are: no row satisfies a comparison with null.
         let set: Option<i64> = sqlx::query_scalar(formatcp!(
             "WITH workspace AS (
                 UPDATE workspaces SET plan = coalesce($2, plan)

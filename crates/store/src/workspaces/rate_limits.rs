@@ -27,6 +27,7 @@ impl Store {
         limit: u32,
         wanted: u32,
     ) -> StoreResult<RateLimitGrant> {
+        // A number above the range of the column is never reached.
         let units = |units: u32| i32::try_from(units).unwrap_or(i32::MAX);
         let (granted, acquired): (i32, i32) = sqlx::query_as(
             "INSERT INTO rate_budgets AS b (workspace_id, account, minute, taken, given)

@@ -17,6 +17,7 @@ impl Store {
         since: NaiveDate,
         today: NaiveDate,
     ) -> StoreResult<WorkspaceStats> {
+        // Without a measured latency the average is null, because a division by null is no error.
         sqlx::query_as(
             "SELECT coalesce(sum(channel_messages), 0)::bigint AS channel_messages,
                     coalesce(sum(direct_messages), 0)::bigint AS direct_messages,

@@ -45,6 +45,7 @@ pub struct NodeWorkload {
 impl Store {
     /// Returns all suspended workspaces, with the children of these, and drained nodes.
     pub async fn suspensions(&self) -> StoreResult<SuspensionRows> {
+        // UNION: a child that is suspended itself, and by its creator, is listed once.
         let rows: Vec<(WorkspaceId, Option<NodeId>)> = sqlx::query_as(
             "SELECT workspace_id, NULL FROM workspaces WHERE suspended_at IS NOT NULL AND deleted_at IS NULL
              UNION
@@ -71,6 +72,7 @@ impl Store {
     /// Suspends or resumes a workspace, and with it its children that are not suspended themselves. Returns whether that
     /// changed anything; `None` if it is deleted.
     pub async fn set_suspended(&self, scope: WorkspaceScope, suspended: bool) -> StoreResult<Option<bool>> {
+        // The lock lets one of two operators change the state; the other learns that it was changed before.
         sqlx::query_scalar(
             "WITH found AS (
                 SELECT workspace_id, suspended_at IS NOT NULL AS was FROM workspaces
@@ -96,6 +98,8 @@ impl Store {
         node: &str,
         grace_seconds: Option<i32>,
     ) -> StoreResult<Option<NodeId>> {
+        // A repeated drain keeps its beginning and moves the end of the grace. An id takes precedence over an equal
+        // name.
         sqlx::query_scalar(
             "UPDATE nodes
                 SET draining_at = CASE WHEN $3::int IS NOT NULL THEN coalesce(draining_at, relay_now()) END,
@@ -115,6 +119,7 @@ impl Store {
 
     /// Returns the work of a node that a drain waits for.
     pub async fn node_workload(&self, scope: WorkspaceScope, node: &NodeId) -> StoreResult<NodeWorkload> {
+        // A provider counts as connected only while the lease of its gateway is valid.
         sqlx::query_as(
             "SELECT (SELECT count(*) FROM providers p JOIN gateways g USING (gateway_id)
                       WHERE p.workspace_id = $1 AND p.node_id = $2 AND g.lease_until > relay_now()) AS connected_providers,

@@ -197,6 +197,7 @@ impl Store {
         if progress.floors != FloorHandling::Skip {
             add_floors(&mut tx, &workspaces, &progress).await?;
         }
+        // A page that is not full is the last one.
         progress.after = workspaces.last().copied().filter(|_| workspaces.len() as i64 == page);
         if progress.after.is_none() {
             // The deliveries of an open fan-out count in the minute of its message.
@@ -205,6 +206,7 @@ impl Store {
                 .await
                 .map_err(StoreError::from_sqlx(doing))?;
             let is_final = minute_of(open.unwrap_or(now).min(now - VISIBLE_WITHIN)).min(progress.until);
+            // A fan-out that lasts for long must not make final minutes open again.
             progress.from = progress.from.max(is_final);
         }
         save_state(&mut tx, USAGE, &progress).await?;
@@ -270,6 +272,7 @@ async fn begin_round(
     } else {
         FloorHandling::Note
     };
+    // Remembered only by a round that stores the floors: one that skips them must not hide the recovery from the next.
     if progress.floors != FloorHandling::Skip {
         progress.recovered_at = recovered_at;
     }
@@ -284,6 +287,7 @@ async fn count_rows(
     if workspaces.is_empty() || progress.from >= progress.until {
         return Ok(());
     }
+    // No id is older than the epoch of the ids.
     let first_id = |at: DateTime<Utc>| (at.timestamp_millis() - snowflake::EPOCH_MS).max(0) << 22;
     sqlx::query(COUNT)
         .bind(workspaces)
@@ -315,5 +319,6 @@ async fn add_floors(
 }
 
 fn minute_of(at: DateTime<Utc>) -> DateTime<Utc> {
+    // Fails only for instants that are centuries away.
     at.duration_trunc(TimeDelta::minutes(1)).unwrap_or(at)
 }

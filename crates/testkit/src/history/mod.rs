@@ -42,6 +42,7 @@ pub type Tick = u64;
 /// Returns the next instant, for a request that begins or an answer that arrives.
 pub fn tick() -> Tick {
     static CLOCK: AtomicU64 = AtomicU64::new(1);
+    // One order for all threads: the rules compare instants of different clients.
     CLOCK.fetch_add(1, Ordering::SeqCst)
 }
 

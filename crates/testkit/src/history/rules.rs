@@ -193,6 +193,7 @@ fn check_agreement(seqs: &HashMap<&str, Seqs<'_>>, messages: &Messages<'_>, viol
     }
     for (agents, mut received) in shared {
         received.sort_unstable();
+        // Neighbours suffice: where any two are reversed, two neighbours are.
         let reversed = received.windows(2).filter(|pair| pair[0].0[1] > pair[1].0[1]);
         violations.extend(reversed.map(|pair| Violation::Disagreement {
             agents: agents.map(str::to_owned),

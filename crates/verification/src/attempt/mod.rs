@@ -129,6 +129,7 @@ impl Attempt {
     /// Takes a signal. Calls come in the order of their instants; a signal that is late in the order of calls is
     /// judged by its own instant and never lowers a level.
     pub fn signal(&mut self, at: Timestamp, channel: Channel) -> Vec<AttemptEffect> {
+        // Time first: a signal that comes after the end of the attempt upgrades, but cannot acknowledge any more.
         let mut effects: Vec<AttemptEffect> = self.tick(at).into_iter().collect();
         let effect = match self.check(at, channel) {
             Err(reason) => Some(AttemptEffect::Ignore(reason)),

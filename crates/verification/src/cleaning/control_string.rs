@@ -80,6 +80,7 @@ impl ControlStrings {
             return (Next::Skip, content);
         }
         match part.chars().next() {
+            // It begins the terminator or another sequence; either way the string has ended.
             Some(ESCAPE) => self.state = State::AfterEscape,
             Some(character) if kind.is_ended_by(character) => self.state = State::Text,
             Some(_) | None => {
@@ -87,6 +88,7 @@ impl ControlStrings {
                 return (Next::Abandon, 0);
             }
         }
+        // All characters that end a string are one byte long.
         (Next::Parse, 1)
     }
 }

@@ -57,6 +57,7 @@ fn clean_text(strings: &mut ControlStrings, screen: &mut Screen<'_>, mut part: &
     while let Some((position, c1)) = find_c1(part) {
         screen.feed(strings, &part[..position]);
         let mut sequence = [ESCAPE as u8, c1 - 0x40];
+        // Cannot fail: both bytes are ASCII.
         if let Ok(sequence) = std::str::from_utf8_mut(&mut sequence) {
             screen.feed(strings, sequence);
         }
@@ -88,6 +89,7 @@ impl Screen<'_> {
             match next {
                 Next::Parse => self.parser.advance(&mut output, &part.as_bytes()[..length]),
                 Next::Skip => {}
+                // CAN ends the string for the parser as well, and shows nothing.
                 Next::Abandon => self.parser.advance(&mut output, &[CANCEL]),
             }
             part = &part[length..];
@@ -110,6 +112,7 @@ impl Perform for VisibleText<'_> {
     }
 
     fn csi_dispatch(&mut self, _params: &Params, intermediates: &[u8], _ignore: bool, final_byte: char) {
+        // With intermediate bytes the same final byte is another function.
         if intermediates.is_empty() && moves_the_cursor(final_byte) {
             self.0.push(' ');
         }

@@ -18,6 +18,7 @@ impl Utf8Decoder {
             let invalid = chunk.invalid();
             consumed += chunk.valid().len() + invalid.len();
             sink(chunk.valid());
+            // Only the last bytes may be completed by the next ones; anywhere else they are invalid.
             if consumed == rest.len() && is_incomplete(invalid) {
                 self.partial[..invalid.len()].copy_from_slice(invalid);
                 self.partial_length = invalid.len();

@@ -154,6 +154,8 @@ impl Delivery {
         for effect in attempt.signal(at, channel) {
             match effect {
                 AttemptEffect::TimeOut => {
+                    // A signal does not tell the agent's condition, so `tick` decides later. The state changes at once,
+                    // because the effect of the late signal follows and depends on it.
                     self.state = DeliveryState::Unverified { since: at };
                     effects.push(DeliveryEffect::Held);
                 }
@@ -267,6 +269,7 @@ impl Delivery {
 
     /// Decides about a delivery whose last attempt timed out; `None` while it has to wait.
     fn reconsider(&mut self, at: Timestamp, since: Timestamp, condition: &AgentCondition) -> Option<DeliveryEffect> {
+        // Without re-injections the policy decides, not the number of attempts.
         let can_repeat = self.rules.max_reinjections > 0;
         if can_repeat && self.attempt_count > self.rules.max_reinjections {
             return Some(self.fail(self.failure_reason(condition)));
@@ -355,6 +358,7 @@ impl Delivery {
                 if attempt.is_pending() { attempt.times_out_at() } else { Some(attempt.signals_end_at()) }
             }
             DeliveryState::Unverified { since } => Some(since + UNVERIFIED_LIMIT),
+            // These wait for the terminal, or for nothing, but not for an instant.
             DeliveryState::Queued
             | DeliveryState::ReinjectionDue { .. }
             | DeliveryState::Verified

@@ -48,6 +48,7 @@ impl ExpectedEcho {
         if self.event_id.is_empty() {
             return None;
         }
+        // A word of layout characters only, such as `>`, has nothing left to look for.
         let others = others.filter(|part| !part.is_empty());
         let parts: Vec<&str> = [self.event_id.as_str()].into_iter().chain(others).collect();
         parts.iter().all(|part| part.len() as u64 <= WINDOW_BYTES).then_some(parts)

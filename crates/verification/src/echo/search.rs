@@ -55,6 +55,7 @@ impl EchoSearch {
                 Found::No => {}
                 Found::Yes => return Some(detail),
                 Found::IfDelimitedAt(position) => {
+                    // The exact match is looked at first; a weaker one that is open as well must not replace it.
                     self.pending.get_or_insert((position, detail));
                 }
             }
@@ -139,6 +140,7 @@ impl PartCursor {
         }
         let from = from.max(self.scanned);
         self.found = window.find(&self.finder, from);
+        // The last bytes may be the beginning of an occurrence: they are scanned again with the text that follows.
         self.scanned = self.found.unwrap_or_else(|| from.max((window.end() + 1).saturating_sub(self.length)));
         self.found
     }

@@ -51,6 +51,7 @@ impl TextWindow {
 
     /// Drops text that is too far back to be in one window with anything that follows.
     pub(super) fn trim(&mut self) {
+        // One byte more stays: it decides whether an id at the front is a part of a longer one.
         let stale = self.index_within(WINDOW_BYTES).saturating_sub(1);
         if stale >= PIECE_BYTES {
             self.drop_front(stale);

@@ -45,9 +45,11 @@ impl OutputHold {
 
     /// Takes `bytes` of cleaned text that were read at `at`. Instants do not decrease.
     pub fn on_output(&mut self, at: Timestamp, bytes: usize) {
+        // A hold that is over ends first; otherwise the new `calm_from` below would prolong it.
         self.is_held = self.is_held(at);
         self.rate.record(at, bytes as u64);
         self.is_held |= self.rate.bytes_per_second(at) > HOLD_RATE;
+        // `None`, for an agent that is calm, is less than every instant and so does not shorten an earlier one.
         self.calm_from = self.calm_from.max(self.rate.falls_below(CALM_RATE));
     }
 

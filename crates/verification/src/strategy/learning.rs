@@ -125,6 +125,7 @@ impl Learned {
             return None;
         }
         let acked = self.file_acks.iter().filter(|acked| **acked).count() * 100;
+        // Two thresholds, so that the window does not change with every delivery near one of them.
         if !self.has_short_echo_window && acked > SHRINK_ABOVE_PERCENT * FILE_ACK_SAMPLE {
             self.has_short_echo_window = true;
             return Some(LearnedChange::EchoWindowShort);

@@ -56,6 +56,7 @@ impl Strategy {
         if !learned.is_echo_reliable() {
             required.echo = false;
             max_reinjections = 0;
+            // Silence is no failure where echoes get lost. Without a terminal there is no prompt at which to settle.
             if policy == UnverifiedPolicy::Failed && self.echo != EchoSupport::None {
                 policy = UnverifiedPolicy::Settled;
             }

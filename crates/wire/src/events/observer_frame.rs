@@ -116,6 +116,7 @@ fn with_location(event: &Event, data: &Value) -> Map<String, Value> {
             body.entry(key).or_insert_with(|| value.clone());
         }
     }
+    // Data that name their location themselves keep it.
     let mut put = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
             body.entry(key).or_insert(value);

@@ -70,6 +70,7 @@ pub struct BatchTarget {
 /// Post of a batch: the body of its own route, with a target.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct BatchPost {
+    // Only the schema has this shape: the gateway reads target and content one after the other from the same text.
     /// Target of the post.
     #[serde(flatten)]
     _target: BatchTarget,

@@ -25,6 +25,7 @@ use crate::{
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct PageQuery {
+    // Text: a number that exceeds every integer type is clamped to the maximum like any other that is too large.
     /// Page size: 50 by default, at most 100.
     #[serde(default)]
     #[param(value_type = Option<i64>, minimum = 1)]

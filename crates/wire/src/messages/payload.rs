@@ -154,6 +154,7 @@ impl<'a> MessageView<'a> {
                 agent_id: (!direct).then_some(&self.author),
             });
         }
+        // Replies lack some fields of `message.created` (docs/protocol/node.md, "Channel messages").
         let root = message.thread_id.is_none();
         MessageData::Channel(ChannelData {
             common,

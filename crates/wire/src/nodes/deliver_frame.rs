@@ -95,6 +95,7 @@ impl SharedFrame {
     /// Returns the number of bytes of the encoded frame.
     #[must_use]
     pub fn byte_len(&self) -> usize {
+        // 1: the closing brace.
         self.head.len() + self.payload.get().len() + 1
     }
 
@@ -134,6 +135,7 @@ impl SharedPayloads {
         let frame = Deliver::of_delivery(row.id(), &row.agent_name, row.seq, row.mode, RawValue::NULL);
         // Strings and numbers always encode.
         let mut head = serde_json::to_string(&frame).unwrap_or_default();
+        // The payload is the last field, and `null` stands for it here.
         head.truncate(head.len().saturating_sub("null}".len()));
         Some(SharedFrame { head, payload: Arc::clone(payload) })
     }

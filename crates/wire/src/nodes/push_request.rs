@@ -61,6 +61,7 @@ enum BodyData<'a> {
 /// kept. The body of an outcome also has the fields of an event.
 #[must_use]
 pub fn delivery_body(row: &StoredDelivery, at: DateTime<Utc>) -> Option<DeliveryBody<'_>> {
+    // Declared here because the body borrows from them.
     let (shown, posted);
     let (kind, data, text_bytes) = match &row.content {
         Content::Message(message) => {

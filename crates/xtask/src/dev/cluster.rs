@@ -92,6 +92,7 @@ impl Cluster {
 
     /// Drains the engine processes, then stops the servers. What does not stop in time is killed and reported.
     pub(super) async fn stop(&self) {
+        // The engine first: its drain writes acks and releases leases, for which it needs the servers.
         let drained = self.services().map(Service::terminate);
         for outcome in futures::future::join_all(drained).await {
             report(outcome);
@@ -127,6 +128,7 @@ fn report(outcome: Result<()>) {
 
 /// The gateways' ports, all of them free.
 fn gateway_ports(args: &Args) -> Result<Vec<u16>> {
+    // Checked before anything starts; otherwise the reason would stand in the log of a gateway only.
     let last = args.port.checked_add(args.gateways - 1).context("the ports would exceed 65535")?;
     for port in args.port..=last {
         TcpListener::bind(("127.0.0.1", port))

@@ -87,6 +87,7 @@ impl DevFile {
     }
 
     fn read(&self) -> Content {
+        // A file that is missing or unreadable says that nothing runs.
         let text = fs::read_to_string(&self.path).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
     }
@@ -94,6 +95,7 @@ impl DevFile {
     /// Readers see the old file or the new one, and other users do not see the key.
     fn replace(&self, content: &Content) -> Result<()> {
         let fresh = self.path.with_extension("json.new");
+        // A run that was killed may have left one, at which `create_new` would fail.
         let _ = fs::remove_file(&fresh);
         let mut file = fs::OpenOptions::new()
             .write(true)

@@ -57,6 +57,7 @@ async fn serve(args: Args, bin_dir: &Path) -> Result<()> {
     let state_dir = args.state_dir.canonicalize()?;
     let _lock = lock(&state_dir)?;
     let dev_file = DevFile::new(&state_dir);
+    // Before the start, so that until the engine is ready no reader finds the addresses of an earlier run.
     dev_file.write_stopped()?;
 
     // Dropping a half-started cluster ends its children.
@@ -84,6 +85,7 @@ async fn serve(args: Args, bin_dir: &Path) -> Result<()> {
     }
 
     println!("\nstopping (Ctrl-C again ends it at once)");
+    // First; otherwise the watchers would start again what is being stopped.
     supervised.shutdown().await;
     tokio::select! {
         () = cluster.stop() => {}

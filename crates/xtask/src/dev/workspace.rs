@@ -41,6 +41,7 @@ fn bootstrap_secret() -> Result<Option<String>> {
 /// Returns an agent of a demo with a valid token. Such agents stay in the kept workspace, so later runs find them
 /// there.
 pub(crate) async fn register_or_rotate(workspace: &Api, name: &str) -> Result<Agent> {
+    // A refusal means that the name is taken. Any other failure repeats with the next call, which reports it.
     if let Ok(agent) = workspace.register_agent(name).await {
         return Ok(agent);
     }

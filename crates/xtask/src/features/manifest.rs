@@ -36,6 +36,7 @@ pub(super) fn listing(listed: &BTreeSet<Package>, survey: &Survey, origins: &Ori
             if whole.contains(package) {
                 let optional = !xtask.contains(package);
                 is_optional |= optional;
+                // Writing to a string cannot fail.
                 let _ = writeln!(text, "{}", entry(&key, package, survey, optional));
             }
         }

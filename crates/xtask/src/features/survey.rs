@@ -32,6 +32,7 @@ impl Survey {
         // Each question starts cargo; two at a time keep two cores busy.
         let ask = || {
             loop {
+                // A poisoned lock ends this thread; the panic of the other one is resumed below.
                 let Some((selection, edges)) = open.lock().ok().and_then(|mut open| open.next()) else { return Ok(()) };
                 let nodes = nodes(selection, edges, false)?;
                 if let Ok(mut survey) = survey.lock() {

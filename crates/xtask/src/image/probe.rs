@@ -76,6 +76,7 @@ pub(super) fn obstacle(storage: &Storage) -> Result<Option<String>> {
 /// `/bin/true` and the libraries that it names.
 fn gather(root: &Path) -> Result<()> {
     let program = Path::new("/bin/true");
+    // `ldd` fails for a static program, which needs no libraries.
     let libraries = storage::run(Command::new("ldd").arg(program)).unwrap_or_default();
     let named = libraries.split_whitespace().filter(|word| word.starts_with('/'));
     for path in named.map(PathBuf::from).chain([program.to_owned()]) {

@@ -124,6 +124,7 @@ async fn use_it(storage: &Storage, port: &Port, worker_metrics: &Port) -> Result
     .await?;
     println!("a message was accepted, delivered and acknowledged through the chart's pods");
 
+    // Longer than the 30 s that a drain takes at most, so that a kill by podman cannot hide a drain that hangs.
     storage::run(storage.podman().args(["stop", "--time", "40", gateway_container]))?;
     let code = socket.closed(SOON).await?;
     ensure!(code == Some(1012), "the socket was closed with {code:?}, not as by a drain");

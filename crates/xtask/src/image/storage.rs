@@ -66,6 +66,7 @@ impl Storage {
 
 impl Drop for Storage {
     fn drop(&mut self) {
+        // Containers first: they run on files in the folder. If one stays, the removal of the folder reports it.
         let _ = self.podman().args(["pod", "rm", "--force", "--all", "--time", "1"]).output();
         let _ = self.podman().args(["rm", "--force", "--all", "--time", "1"]).output();
         if let Err(error) = std::fs::remove_dir_all(&self.dir) {

@@ -106,6 +106,7 @@ impl Source {
         let (mut is_attributed, mut is_within) = (false, false);
         self.code_lines().filter(move |(_, line)| {
             if is_within {
+                // rustfmt indents everything inside, so that the first brace without indentation closes the module.
                 is_within = *line != "}";
                 return false;
             }

@@ -41,7 +41,9 @@ impl AckFolder {
     /// confirm by file.
     pub(super) fn create(working_directory: &Path, agent: &str, account: Option<Arc<Account>>) -> Option<Self> {
         let folder = Self::of(working_directory, agent, account);
+        // Changes the rights of this thread until it is dropped. So everything here blocks, and nothing awaits.
         let _access = folder.access();
+        // Set explicitly: the folder may have been there with other rights, and the umask may have taken some.
         let made = make_folder(working_directory, &folder.relative)
             .and_then(|folder| fs::fchmod(&folder, Mode::RWXU).map_err(io::Error::from));
         match made {
@@ -78,6 +80,7 @@ impl AckFolder {
             return None;
         }
         let mut content = Vec::new();
+        // One byte more than allowed, so that a file that is too large is recognised.
         let mut file = std::fs::File::from(opened).take(MAX_ACK_FILE_BYTES as u64 + 1);
         file.read_to_end(&mut content).ok()?;
         Some(content)
@@ -117,6 +120,7 @@ impl AckFolder {
             let is_small = usize::try_from(facts.st_size).is_ok_and(|bytes| bytes <= MAX_ACK_FILE_BYTES);
             if is_small
                 && self.is_agents_file(&facts)
+                // A file of the future has no age; at the end it is removed all the same.
                 && (least_age.is_zero() || age(&facts).is_some_and(|age| age >= least_age))
             {
                 // The next sweep comes to it again.
@@ -197,6 +201,7 @@ fn open_folder(
     relative: Option<&str>,
     prepare: impl Fn(&OwnedFd, &str) -> io::Result<()>,
 ) -> io::Result<OwnedFd> {
+    // The first step may follow links: the driver has named that folder. Only what is below it belongs to the project.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut folder = fs::open(above, flags, Mode::empty())?;
     for name in relative.into_iter().flat_map(|relative| relative.split('/')) {

@@ -38,6 +38,7 @@ impl AgentError {
     /// Returns whether a retry of the same operation may succeed, without a change here.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
+            // The engine may come back, and a full disk may get room.
             Self::Link(LinkError::Unavailable) | Self::State(_) => true,
             Self::Link(LinkError::Refused(refused)) => !is_permanent(&refused.code),
             Self::Engine(error) => error.is_transient(),

@@ -117,6 +117,7 @@ impl AgentHandle {
     ) -> Result<T, AgentError> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(command(reply)).await.map_err(|_| AgentError::Disappeared)?;
+        // The task drops a reply that it does not give, and all of them with its end.
         answer.await.map_err(|_| AgentError::Disappeared)
     }
 
@@ -146,10 +147,12 @@ impl AgentHandle {
     /// Types keys and waits until the program's terminal has taken them. Returns their number of bytes. Keys that are
     /// not taken in time are not typed later.
     pub(crate) async fn type_keys(&self, keys: Bytes) -> Result<usize, AgentError> {
+        // One deadline for both waits, for room in the queue and for the write.
         let deadline = Instant::now() + INPUT_TIMEOUT;
         let queued = timeout_at(deadline, self.terminal()?.write_input(keys.clone())).await;
         let ticket = queued.map_err(|_| AgentError::NotTaken)?.map_err(write_error)?;
         wait_written(ticket, deadline).await?;
+        // Keys that the program has: the pipeline keeps messages off their unfinished line.
         self.note_keys(&keys);
         Ok(keys.len())
     }

@@ -9,6 +9,7 @@ use super::echo_guard::EchoGuard;
 
 /// Such as `Context left until auto-compact: 7%` and `context window 8% left`.
 static LEFT: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    // A constant, which the tests below compile. Without it the feature is off.
     Regex::new(r"(?i)context[^\n%]{0,60}?\b(\d{1,3})% ?(?:left|remaining)|context left[^\n%]{0,40}?\b(\d{1,3})%").ok()
 });
 /// Text kept between two reads, so that a statement that is split is found.
@@ -27,6 +28,7 @@ pub(super) struct ContextBudget {
 impl ContextBudget {
     /// Notes that a text was typed, which is going to be echoed.
     pub(super) fn on_typed(&mut self, at: Timestamp, text: &str) {
+        // Other texts cannot pass for a statement, and each guard hides the agent's own statements for a minute.
         if text.as_bytes().windows(2).any(|pair| pair[0].is_ascii_digit() && pair[1] == b'%') {
             self.echoes.on_typed(at);
         }
@@ -35,6 +37,7 @@ impl ContextBudget {
     /// Takes output. Returns the share that is left if it has changed.
     pub(super) fn on_text(&mut self, at: Timestamp, text: &str) -> Option<u8> {
         if self.echoes.is_echo_possible(at) {
+            // Half an echo must not become a statement with the output behind it.
             self.tail.clear();
             return None;
         }
@@ -44,6 +47,7 @@ impl ContextBudget {
         let found = found.filter(|percent: &u8| *percent <= 100);
         let keep = self.tail.len().saturating_sub(TAIL_BYTES);
         self.tail.drain(..self.tail.ceil_char_boundary(keep));
+        // The tail still holds the last statement, which is found again.
         let changed = found.filter(|percent| self.left != Some(*percent));
         self.left = found.or(self.left);
         changed

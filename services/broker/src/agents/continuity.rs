@@ -30,6 +30,7 @@ const MAX_LINE: usize = 4096;
 /// Version of the files.
 const VERSION: u32 = 1;
 /// Longest encoded name that is a file's name as it is.
+// A file name has at most 255 bytes, and the name of its temporary copy is longer.
 const MAX_NAME: usize = 180;
 /// Messages kept with the notes.
 const LAST_MESSAGES: usize = 10;
@@ -205,6 +206,7 @@ impl Notes {
 
     /// Keeps the last messages that fit.
     pub(super) fn add_message(&mut self, from: &str, body: &str) {
+        // All kept messages together take half of a note's bytes at most.
         let room = MAX_NOTE / LAST_MESSAGES / 2;
         let end = body.floor_char_boundary(room.min(body.len()));
         self.last_messages.push((from.to_owned(), body[..end].to_owned()));
@@ -236,6 +238,7 @@ impl ContinuityFolder {
     }
 
     fn file(&self, agent: &str) -> PathBuf {
+        // Without separators and dots, so that no name leads out of the folder.
         let mut name = utf8_percent_encode(agent, NON_ALPHANUMERIC).to_string();
         if name.len() > MAX_NAME {
             name = hex::encode(Sha256::digest(agent));

@@ -30,6 +30,7 @@ impl AgentTask {
     /// that start.
     pub(super) async fn leave(&self) {
         let services = &self.launch.services;
+        // First: a binding that is under way hosts nothing after this.
         if let Some(agent_id) = self.launch.handle.binding.end() {
             services.link.unhost(self.name(), &agent_id);
         }

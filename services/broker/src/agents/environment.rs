@@ -45,6 +45,7 @@ pub(super) fn environment(
     for name in withheld_variables() {
         environment.remove(OsStr::new(name));
     }
+    // The agent has a terminal of its own, whatever the broker was started in.
     if environment.get(&OsString::from("TERM")).is_none_or(|term| term.is_empty() || term == "dumb") {
         environment.insert("TERM".into(), "xterm-256color".into());
     }
@@ -84,6 +85,7 @@ pub(super) fn environment(
     if let Some(folder) = ack_folder {
         environment.insert("AGENT_RELAY_ACK_DIR".into(), folder.into());
     }
+    // Last, so that the driver's values win. Only the marker is set behind them, when the process is started.
     for (name, value) in &spec.env {
         environment.insert(name.into(), value.into());
     }

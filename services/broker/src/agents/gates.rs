@@ -111,6 +111,7 @@ impl AgentTask {
     pub(super) fn repeat_enter(&self, running: &mut ProgramRun, now: Timestamp) {
         if running.repeat_enter_at.is_some_and(|due| now >= due) {
             running.repeat_enter_at = None;
+            // After `/exit` nothing is typed.
             if running.wants_end_since.is_none() {
                 self.type_keys(running, "\r".to_owned());
             }
@@ -119,6 +120,7 @@ impl AgentTask {
 
     fn type_keys(&self, running: &ProgramRun, keys: String) {
         let terminal = running.process.terminal.clone();
+        // Beside the task: it waits for room while the program does not read.
         running.works.push(Box::pin(async move {
             // The program may be ending.
             if let Err(error) = terminal.write_input(Bytes::from(keys)).await {

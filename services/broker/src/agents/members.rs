@@ -39,6 +39,7 @@ impl Members {
     /// The workspace with this name, an id or an alias; the default one without a name.
     pub(crate) fn named(&self, name: Option<&str>) -> Option<&Spawner> {
         match name {
+            // Ids first: an alias may look like the id of another workspace.
             Some(name) => self.find(Some(name), None).or_else(|| self.find(None, Some(name))),
             None => Some(self.default_workspace()),
         }

@@ -47,6 +47,8 @@ impl AgentTask {
             let labels = [("harness", harness), ("method", settlement.method.to_owned())];
             metrics::histogram!(metric_names::VERIFY_SECONDS, &labels).record(settlement.latency_ms as f64 / 1000.0);
         }
+        // At L0 a resumed session may lack the message and gets it again after a crash. Without a seq the engine
+        // repeats nothing.
         if settlement.level >= Level::Echoed && settlement.message.seq.is_some() {
             works.push(Box::pin(self.record(settlement, Duration::ZERO)));
         } else {

@@ -38,6 +38,7 @@ impl StartedProcess {
         let spec = &handle.spec;
         let marker = uuid::Uuid::new_v4().simple().to_string();
         let args = launch.arguments(resumes);
+        // Before the program starts, which may write acks from its first moment on.
         if !launch.continues_session(resumes) {
             launch.clear_acks().await;
         }
@@ -50,12 +51,15 @@ impl StartedProcess {
             ..SpawnRequest::new(spec.program.as_str(), marker.as_str())
         };
         let (terminal, events) = services.host.spawn(request).await.map_err(|error| {
+            // No fault of the program: the broker stops.
             if matches!(error, PtyError::ShuttingDown) {
                 AgentError::Disappeared
             } else {
                 AgentError::SpawnFailed(error.to_string())
             }
         })?;
+        // Behind the start, which gives the id. If the broker is killed in between, its terminal closes and hangs the
+        // program up.
         match launch.write_down(marker, terminal.identity()).await {
             Ok(()) => Ok(Self { terminal, events, started_at: Instant::now() }),
             Err(problem) => {
@@ -79,6 +83,7 @@ impl Launch {
             marker,
             pid: identity.pid,
             start_ticks: identity.start_ticks,
+            // The roster keeps a `true` of the session that is resumed.
             task_typed: false,
         };
         let (roster, name) = (services.roster.clone(), handle.spec.name.clone());

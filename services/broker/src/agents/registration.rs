@@ -122,12 +122,14 @@ impl Spawner {
             invocation_id: spec.invocation_id.clone(),
             session_ref: spec.session_id.clone(),
             resumable: spec.is_resumable.then_some(true),
+            // The spawn joins the channels that were asked for, and no other.
             auto_join_general: Some(false),
         };
         match services.link.host(frame, had.clone()).await {
             Err(LinkError::Refused(refused)) if refused.code == "agent_already_exists" => {
                 let body = json!({ "name": spec.name, "type": "agent", "auto_join_general": false });
                 let request = Request::post(&["agents"], &services.identity.workspace_key, body);
+                // With a key of this form the engine gives a new token for an agent that exists and runs nowhere.
                 let request = request.keyed(format!("relay-spawn:{}", uuid::Uuid::new_v4()));
                 let registered = services.engine.call(request).await.map_err(|error| match error.refusal() {
                     Some((409, _)) => AgentError::AlreadyExists { name: spec.name.clone() },
@@ -169,6 +171,8 @@ impl Spawner {
         let body = json!({ "agent_name": name, "session_ref": spec.session_id });
         let path = ["nodes", services.identity.node_id.as_str(), "agents"];
         let bound = services.engine.call(Request::post(&path, &services.identity.workspace_key, body)).await?;
+        // An engine that gives no cursor here probes for the position, finds 0, and sends everything from seq 1
+        // (ADR 0002).
         let cursor = bound["delivery_ack_seq"].as_u64().unwrap_or(0);
         mailbox.begin(Mailbox::new(&agent_id, &services.identity.agent_id, cursor, had));
         Ok(HostedAgent {
@@ -183,6 +187,7 @@ impl Spawner {
     /// Binds an agent whose program runs already, as soon as the engine is available, until the agent ends.
     pub(super) async fn bind_later(self, handle: AgentHandle, mailbox: Arc<SharedMailbox>) {
         tokio::select! {
+            // The receiver is dropped with the agent's task: there is no agent to bind any more.
             () = handle.commands.closed() => {}
             () = self.bind_when_available(&handle, mailbox) => {}
         }
@@ -204,6 +209,7 @@ impl Spawner {
             Err(error) => {
                 tracing::error!(agent.name = name, %error, "an agent that runs cannot be bound, it gets no messages");
                 let message = format!("the agent gets no messages: {error}");
+                // The program is left running: a person may work in it.
                 return services.hub.publish(name, &Event::worker_error("not_bound", message, false));
             }
         };

@@ -43,6 +43,7 @@ pub(super) struct Reservation {
 impl Agents {
     /// Reserves a name. `max` is the greatest number of agents, 0 for any.
     pub(super) fn reserve(self: &Arc<Self>, name: &str, max: u32) -> Result<Reservation, AgentError> {
+        // Held from the check to the insert, so that of two spawns of a name one is refused.
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         if slots.contains_key(name) {
             return Err(AgentError::AlreadyExists { name: name.to_owned() });
@@ -59,6 +60,7 @@ impl Agents {
     /// Ends the start of an agent that does not run yet, and waits until it runs all the same or is given up.
     pub(crate) async fn end_start(&self, name: &str) {
         let start = match self.slots.read().unwrap_or_else(PoisonError::into_inner).get(name) {
+            // Cloned out of the lock, which the start needs to free its name.
             Some(Slot::Starting(start)) => start.clone(),
             Some(Slot::Running(_)) | None => return,
         };
@@ -118,6 +120,7 @@ impl Reservation {
     /// The agent runs under the name.
     pub(super) fn run(self, handle: AgentHandle) {
         let mut slots = self.agents.slots.write().unwrap_or_else(PoisonError::into_inner);
+        // Dropping `self` behind this leaves the slot alone and ends the waits for the start.
         slots.insert(self.name.clone(), Slot::Running(handle));
     }
 }

@@ -30,6 +30,7 @@ impl AgentTask {
     pub(super) fn report(&self, kind: &'static str, payload: Value, key: Option<String>) {
         let handle = &self.launch.handle;
         let report = Report { agent: handle.spec.name.clone(), token: handle.token.clone(), kind, payload, key };
+        // Never waited for: a slow engine must not delay a verdict.
         if self.launch.services.reports.try_send(report).is_err() {
             metrics::counter!(metric_names::REPORTS_DROPPED).increment(1);
         }
@@ -42,6 +43,7 @@ impl AgentTask {
             ReceiptPolicy::Exceptions => !settlement.is_verified,
             ReceiptPolicy::Off => false,
         };
+        // Without a seq it is no delivery of the engine.
         if !is_wanted || settlement.message.seq.is_none() {
             return;
         }
@@ -99,6 +101,7 @@ impl AgentTask {
             self.end_continuity(running);
         }
         if now >= running.last_output_at + REST && running.rest_checked_for != Some(running.last_output_at) {
+            // Once for each pause: without output the screen does not change.
             running.rest_checked_for = Some(running.last_output_at);
             let harness = self.launch.harness.as_ref();
             let before_cursor = running.process.terminal.text_before_cursor();
@@ -168,6 +171,7 @@ impl AgentTask {
         let saved_at_ms = clock::unix_ms();
         running.works.push(Box::pin(async move {
             let work = tokio::task::spawn_blocking(move || {
+                // Read before a save as well, so that notes of a newer broker are refused and not replaced.
                 let kept = folder.load(&agent)?;
                 let notes = match request {
                     ContinuityRequest::Load => return Ok(kept),
@@ -188,6 +192,7 @@ impl AgentTask {
                     tracing::warn!(error = format!("{error:#}"), "an agent's notes could not be read or written");
                     JobResult::Notes(None)
                 }
+                // The turn ends all the same, or no further request would be worked on.
                 Err(_) => JobResult::Notes(None),
             }
         }));

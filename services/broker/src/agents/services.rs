@@ -128,6 +128,7 @@ pub(crate) struct Report {
 
 /// Posts events of agents, one after the other. A refused one is left out: they are for people who watch.
 pub(crate) async fn run_reports(engine: Engine, mut reports: mpsc::Receiver<Report>) {
+    // One at a time, so that no `turn.settled` overtakes its `turn.started`.
     while let Some(Report { agent, token, kind, payload, key }) = reports.recv().await {
         let path = ["agents", agent.as_str(), "events"];
         let request = Request::post(&path, &token, json!({ "type": kind, "payload": payload }));
@@ -173,6 +174,7 @@ pub(crate) struct Receipt {
 pub(crate) async fn run_receipts(engine: Engine, hub: Arc<Hub>, mut receipts: mpsc::Receiver<Receipt>) {
     let mut reported = ReportedReads::default();
     let receipts = poll_fn(move |context| receipts.poll_recv(context)).map(|receipt| {
+        // Decided in the order of the queue: side by side, two receipts of one message could both be new.
         let is_new = reported.insert(&receipt);
         (receipt, is_new)
     });

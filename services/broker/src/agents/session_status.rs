@@ -54,6 +54,7 @@ impl SessionStatus {
 
     /// Notes what the agent does.
     pub(super) fn set(&mut self, activity: Activity, reason: &'static str) {
+        // A repetition keeps the reason of the change.
         if self.current != activity {
             (self.current, self.reason) = (activity, reason);
         }

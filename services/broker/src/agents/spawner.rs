@@ -86,6 +86,7 @@ impl Spawner {
         let reservation = services.agents.reserve(&spec.name, services.settings.max_agents)?;
         let released = reservation.released();
         let identified = released.run_until_cancelled(self.identify(&spec, source, had)).await;
+        // Released meanwhile. The link takes back a registration whose reply finds no receiver.
         let agent = identified.unwrap_or(Err(AgentError::Disappeared))?;
         let is_unbound = agent.binding.is_unbound();
         let warning = match is_unbound {
@@ -95,6 +96,7 @@ impl Spawner {
                 joined.err().map(|error| error.to_string())
             }
         };
+        // Again: a release may have come while the channels were joined, which it does not interrupt.
         let started = match released.is_cancelled() {
             true => Err(AgentError::Disappeared),
             false => self.start(&spec, &agent, source).await,
@@ -104,6 +106,7 @@ impl Spawner {
         let facts = process_facts(&spec, pid);
         services.counters.spawned.fetch_add(1, Ordering::Relaxed);
         metrics::counter!(metric_names::SPAWNS).increment(1);
+        // Before the agent's task runs: none of its events may precede this one.
         let event = Event::AgentSpawned {
             process: facts,
             parent: spec.parent.clone(),
@@ -280,6 +283,7 @@ pub(crate) async fn join_or_create(engine: &Engine, token: &str, channel: &str) 
             match engine.call(create).await {
                 // The creator is a member.
                 Ok(_) => Ok(()),
+                // Another agent has created it since the first attempt.
                 Err(error) if error.has_code("channel_already_exists") => join(engine, token, channel).await,
                 Err(error) => Err(error),
             }

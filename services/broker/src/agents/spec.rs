@@ -13,6 +13,7 @@ use crate::api::types::{RestartPolicy, VerificationOverride};
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct AgentSpec {
     pub(crate) name: String,
+    // Fields that came later have a default: the state file of an earlier broker lacks them.
     /// Id or alias of its workspace, as it was asked for; the id once it was started.
     #[serde(default)]
     pub(crate) workspace: Option<String>,
@@ -117,6 +118,7 @@ impl RestartCount {
     /// Decides about an agent that failed after a life of this length: the pause before its restart, or the reason why
     /// there is none.
     pub(crate) fn on_failure(&mut self, policy: &RestartPolicy, life: Duration) -> Result<Duration, String> {
+        // After a healthy life this failure is the first of a new row.
         self.consecutive = if life >= HEALTHY_LIFE { 1 } else { self.consecutive + 1 };
         if self.restarts >= policy.max_restarts {
             return Err(format!("it was restarted {} times", self.restarts));

@@ -37,6 +37,7 @@ pub(super) fn entry(agent: &AgentHandle) -> Value {
         "team": spec.team,
         "channels": agent.channels(),
         "parent": spec.parent,
+        // Drivers read both names. Without worker processes they are the same (ADR 0021).
         "pid": info.pid(),
         "workerPid": info.pid(),
         "last_activity_ms": now_ms - info.last_activity_ms,

@@ -72,6 +72,7 @@ impl From<AgentError> for ApiError {
             AgentError::Link(LinkError::Refused(_)) => (StatusCode::BAD_GATEWAY, "engine_refused"),
             AgentError::Engine(error) => return error.into(),
             AgentError::State(_) => {
+                // Drivers get the id only: the text names files of this machine, and is in the log under the id.
                 let id = uuid::Uuid::new_v4().simple().to_string();
                 tracing::error!(error.id = id, error = message, "a request failed by a fault of the broker");
                 let message = format!("internal error {id}");

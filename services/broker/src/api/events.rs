@@ -30,6 +30,7 @@ pub(super) struct SinceQuery {
 /// `GET /api/events/replay`
 pub(super) async fn replay(ready: Ready, Query(query): Query<SinceQuery>) -> Json<Value> {
     let replay = ready.services.hub.replay(query.since_seq.unwrap_or(0));
+    // Put in as they were encoded. Each is valid JSON, so none is left out.
     let events: Vec<Box<RawValue>> =
         replay.events.iter().filter_map(|event| RawValue::from_string(event.to_string()).ok()).collect();
     Json(json!({ "events": events, "gap": replay.gap, "oldestAvailable": replay.oldest_available }))

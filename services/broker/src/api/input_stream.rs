@@ -47,6 +47,7 @@ pub(super) async fn open(ready: Ready, Path(name): Path<String>, Upgrade(upgrade
     let closing = ready.0.inner.closing.clone();
     upgrade.max_message_size(MAX_READ).on_upgrade(async move |socket| {
         closing.run_until_cancelled_owned(serve(socket, name, agent)).await;
+        // Held until the socket has ended, also by the end of the broker.
         drop(place);
     })
 }

@@ -86,11 +86,14 @@ fn calls() -> Router<Api> {
         .route("/api/delivery-ack", post(reports::ack))
         .route("/api/dead-letters", get(reports::dead_letters))
         .route("/api/dead-letters/{delivery_id}/redeliver", post(reports::redeliver))
+        // Only here: sockets last longer than any call.
         .layer(middleware::from_fn(access::limit_time))
 }
 
 fn guard(routes: Router<Api>, api: &Api) -> Router<Api> {
     routes
+        // The last layer runs first: pages of other origins are refused, then callers without the key, and only then is
+        // the broker's state looked at. `/health` is added after the key's layer, and needs no key.
         .layer(middleware::from_fn_with_state(api.clone(), access::require_ready))
         .layer(middleware::from_fn_with_state(api.clone(), access::require_key))
         .route("/health", get(session::health))

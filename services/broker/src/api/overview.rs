@@ -41,6 +41,7 @@ pub(super) async fn metrics(ready: Ready, Query(query): Query<MetricsQuery>) -> 
     let usage = services.host.usage().await.map_err(|error| AgentError::State(error.to_string()))?;
     let shown = agents.iter().map(|agent| {
         let info = agent.info.borrow();
+        // There is none between two programs, and for an agent without a terminal.
         let identity = info.terminal.as_ref().map(relay_pty::Terminal::identity);
         let memory = identity.and_then(|identity| usage.get(&identity)).map_or(0, |usage| usage.resident_bytes);
         let uptime_ms = clock::unix_ms() - info.started_ms;

@@ -58,6 +58,7 @@ pub(super) async fn ack(ready: Ready, headers: HeaderMap, body: Body) -> ApiResu
 
 #[derive(Debug, Deserialize)]
 struct ResultBody {
+    // Two options: null is a result, and an absent key is not.
     #[serde(default, deserialize_with = "relay_wire::field::present")]
     data: Option<Option<Value>>,
     #[serde(default)]
@@ -76,6 +77,7 @@ pub(super) async fn result(ready: Ready, headers: HeaderMap, body: Body) -> ApiR
     let name = agent.spec.name.clone();
     let flagged = |error: ApiError| error.flagged_with("name", &name);
     let body: ResultBody = body.parse().map_err(flagged)?;
+    // The secret is that of another agent than the one named.
     if body.name.is_some_and(|given| given != name) {
         return Err(flagged(unauthorized()));
     }
@@ -119,6 +121,7 @@ pub(super) async fn redeliver(ready: Ready, Path(delivery_id): Path<String>) -> 
     let agent = ready.services.agents.get(&letter.agent)?;
     let message = Box::new(letter.message);
     agent.ask(|reply| AgentCommand::Redeliver { message, reply }).await?;
+    // Only when the agent has taken it: one that ends meanwhile leaves the letter for another call.
     letters.remove(&delivery_id);
     Ok(Json(json!({ "success": true, "delivery_id": delivery_id, "name": letter.agent })))
 }

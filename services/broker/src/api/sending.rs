@@ -68,6 +68,7 @@ pub(super) async fn post(ready: &Ready, body: SendBody) -> ApiResult<Value> {
     if let Some(priority) = body.priority {
         metadata.insert("priority".to_owned(), priority);
     }
+    // The broker's own agent posts for a sender outside of the workspace. Mailboxes of this broker show the name.
     if let (None, Some(from)) = (&author, &body.from) {
         metadata.insert("relay_from".to_owned(), json!(from));
     }
@@ -95,6 +96,7 @@ pub(super) async fn post(ready: &Ready, body: SendBody) -> ApiResult<Value> {
         "success": true,
         "event_id": event_id,
         "local": is_local,
+        // Published drivers read it. Here no message goes past the engine.
         "relaycast_published": true,
         "workspace_id": identity.workspace_id,
         "workspace_alias": identity.workspace_alias,

@@ -65,6 +65,7 @@ pub(super) async fn config(ready: Ready) -> Json<Value> {
 
 /// `POST /api/shutdown`: answers first.
 pub(super) async fn shutdown(ready: Ready) -> Json<Value> {
+    // The API is served until the agents have ended, so the answer still goes out.
     ready.0.inner.stop.cancel();
     Json(json!({ "status": "shutting_down" }))
 }

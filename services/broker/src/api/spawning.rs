@@ -78,6 +78,7 @@ impl SpawnBody {
         if self.harness_id.is_some_and(|id| !id.is_null()) {
             return invalid("harnessId is not supported, send harnessConfig");
         }
+        // Before anything is registered: a wrong schema must leave no agent at the engine.
         if let Some(schema) = &self.agent_result_schema {
             ResultSchema::compile(schema).map_err(AgentError::Invalid)?;
         }
@@ -87,11 +88,14 @@ impl SpawnBody {
         let command_line = config.command.clone().or(label.clone()).unwrap_or_else(|| DEFAULT_CLI.to_owned());
         let ResolvedProgram { program, words, model, harness } =
             ResolvedProgram::find(services, &command_line, self.model)?;
+        // A driver that has resolved the program has resolved its arguments as well.
         let own_args = if config.command.is_some() { config.args } else { self.args };
         let cwd = config.cwd.or(self.cwd).filter(|cwd| !cwd.is_empty()).map(PathBuf::from);
         let settings = &services.settings;
         let cwd = cwd.map(|cwd| settings.working_directory.join(cwd));
         let (given_session, session_source) = given_session(config.session_id, self.session_id);
+        // An id of the broker lets a later process resume the session. With `skip_relay_prompt` the program gets no
+        // arguments of the broker, so it would not know the id.
         let can_choose = !is_headless && harness.as_ref().is_some_and(|entry| !entry.session_new_args.is_empty());
         let session_id =
             given_session.or_else(|| (can_choose && !self.skip_relay_prompt).then(|| uuid::Uuid::new_v4().to_string()));
@@ -224,6 +228,7 @@ pub(super) async fn release(ready: Ready, Path(name): Path<String>, body: Body) 
 /// Releases an agent and waits until it has ended, also one that is being started.
 pub(crate) async fn release_agent(services: &Services, name: &str, reason: Option<String>) {
     services.agents.end_start(name).await;
+    // A start may have been too far to be ended: then the agent runs by now.
     if let Ok(agent) = services.agents.get(name) {
         // An agent that ends by itself meanwhile is released as well.
         let _ = agent.ask(|reply| AgentCommand::Release { reason, reply }).await;

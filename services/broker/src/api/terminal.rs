@@ -87,10 +87,12 @@ struct ModelBody {
 pub(super) async fn set_model(ready: Ready, Path(name): Path<String>, body: Body) -> ApiResult<Json<Value>> {
     let flagged = |error: ApiError| error.flagged_with("name", &name);
     let body: ModelBody = body.parse().map_err(flagged)?;
+    // The name is typed: a control character in it would press a key.
     if body.model.trim().is_empty() || body.model.contains(char::is_control) {
         return Err(flagged(ApiError::invalid("model must be one line and not blank")));
     }
     let agent = ready.services.agents.get(&name).map_err(|error| flagged(error.into()))?;
+    // 20 s at most, since the route itself is answered after 25 s.
     let limit = Duration::from_millis(body.timeout_ms.unwrap_or(MODEL_TIMEOUT_MS).min(MODEL_TIMEOUT_MS * 2));
     let typed = async {
         let injected = agent.terminal()?.inject(Injection::new(format!("/model {}", body.model)));

@@ -25,6 +25,7 @@ pub(super) async fn get(location: BrokerLocation, path: &str) -> Result<Value> {
     // No other code in this program has chosen the crypto provider yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let url = format!("{}{path}", url.trim_end_matches('/'));
+    // The key of the broker is not for a proxy of the environment.
     let client = reqwest::Client::builder().no_proxy().build().context("set up the HTTP client")?;
     let answer = client.get(&url).header("x-api-key", key).send().await;
     let answer = answer.with_context(|| format!("ask {url}"))?;

@@ -65,7 +65,9 @@ impl NodeTools {
         let ack = ack.context("AGENT_RELAY_ACK_URL and AGENT_RELAY_ACK_TOKEN are needed: a broker sets them")?;
         let result = Endpoint::from_environment("AGENT_RELAY_RESULT_URL", "AGENT_RELAY_RESULT_TOKEN");
         let schema = variable("AGENT_RELAY_RESULT_SCHEMA");
+        // Any result is allowed without it: the broker checks results itself.
         let schema = schema.and_then(|schema| serde_json::from_str(&schema).ok()).unwrap_or(json!(true));
+        // The agent's tokens are for the broker of this machine, and not for a proxy of the environment.
         let http = reqwest::Client::builder().no_proxy().timeout(CALL_TIMEOUT).build();
         let mut tools = vec![ack_tool()];
         tools.extend(result.as_ref().map(|_| result_tool(&schema)));

@@ -102,6 +102,7 @@ pub(crate) fn verify() -> Result<()> {
         if line.trim().is_empty() {
             continue;
         }
+        // Flushed each time: a caller may wait for the answer before it writes its next request.
         writeln!(stdout, "{}", answer_line(&line)).and_then(|()| stdout.flush()).context("write an answer")?;
     }
     Ok(())
@@ -148,13 +149,16 @@ fn echo(injected: &InjectedMessage, output: &[Chunk], window_ms: Option<u64>) ->
     let expected = ExpectedEcho::new(&injected.sender, &injected.event_id, &injected.body, &injected.line);
     let (mut cleaner, mut monitor, mut watch, mut found) = (Cleaner::new(), EchoMonitor::new(), None, None);
     for chunk in output {
+        // The injection begins at 0: output before it goes through the cleaner and proves nothing.
         if chunk.at_ms >= 0 && watch.is_none() {
             watch = monitor.begin(&expected, began, began + window);
         }
         let mut text = String::new();
         cleaner.clean(&chunk.content.bytes()?, &mut text);
+        // `or` evaluates its argument in any case: each read has to go through the monitor.
         found = found.or(monitor.on_text(&text, Timestamp::from_millis(chunk.at_ms)).into_iter().next());
     }
+    // The event id may be the last text of all, which no later text delimits.
     let found = found.or_else(|| monitor.end(watch?));
     Ok(match found {
         Some(echo) => {

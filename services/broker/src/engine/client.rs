@@ -71,6 +71,7 @@ impl Engine {
             url.extend(utf8_percent_encode(segment, SEGMENT));
         }
         let mut call = self.http.request(request.method, &url);
+        // The creation of a workspace has no token yet.
         if !request.token.is_empty() {
             call = call.bearer_auth(request.token);
         }
@@ -90,6 +91,7 @@ impl Engine {
         let mut body: Value = match serde_json::from_slice(&bytes) {
             Ok(body) => body,
             Err(error) if status.is_success() => return Err(EngineError::Unreadable(error.to_string())),
+            // A proxy answers with a page of its own: its status is kept, and the code `NO_CODE` makes it transient.
             Err(_) => Value::Null,
         };
         if status.is_success() {

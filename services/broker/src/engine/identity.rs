@@ -95,6 +95,7 @@ pub(crate) async fn join(engine: &Engine, request: JoinRequest) -> Result<Identi
     }
     let own = register_own_agent(engine, &workspace_key, &request).await?;
     let (agent_name, agent_token) = (text(&own, "name")?, text(&own, "token")?);
+    // The answer to a rotation has no id.
     let agent_id = match own["id"].as_str().or_else(|| own["agent_id"].as_str()) {
         Some(id) => id.to_owned(),
         None => text(&engine.call(Request::get(&["agents", &agent_name], &workspace_key)).await?, "id")?,
@@ -116,10 +117,13 @@ pub(crate) async fn join(engine: &Engine, request: JoinRequest) -> Result<Identi
     };
     match &request.node_token {
         Some(token) => identity.node_token.clone_from(token),
+        // A new token would end the one of the file for nothing. If it does not hold any more, the link asks for
+        // another.
         None if identity.read_cached_token(engine).await? => {}
         None => identity.enrol(engine).await?,
     }
     let channels = CHANNELS.iter().copied().chain(request.channels.iter().map(String::as_str));
+    // Failures are logged only: hosted agents do not depend on these channels.
     join_all(channels.map(|channel| mute_channel(engine, &identity.agent_token, channel))).await;
     Ok(identity)
 }
@@ -134,6 +138,7 @@ impl Identity {
         let first = post(&self.node_name).await;
         let node = match first {
             Err(error) if error.has_code("node_name_conflict") => {
+                // From the node's id (behind `node_`), so that each start gets the same name.
                 let suffix = self.node_id.get(5..9).unwrap_or("node");
                 let name = format!("{}-{suffix}", self.node_name);
                 post(&name).await?
@@ -233,6 +238,8 @@ async fn register_own_agent(engine: &Engine, workspace_key: &str, request: &Join
             let path = ["agents", &request.instance, "rotate-token"];
             Ok(retry_while_unreachable(engine, || Request::post(&path, workspace_key, json!({}))).await?)
         }
+        // Without kept state the agent of this name may be that of a running broker, which a rotation of its token
+        // would cut off.
         Err(error) if error.has_code("agent_already_exists") => {
             let name = format!("{}-{}", request.instance, &uuid::Uuid::new_v4().simple().to_string()[..4]);
             Ok(engine.call(Request::post(&["agents"], workspace_key, body(&name))).await?)
@@ -243,6 +250,7 @@ async fn register_own_agent(engine: &Engine, workspace_key: &str, request: &Join
 
 /// Joins a channel as the broker's own agent and mutes it, so that no mail piles up there.
 async fn mute_channel(engine: &Engine, agent_token: &str, channel: &str) {
+    // Fails where the channel exists, which is usual: only joining decides.
     let created = engine.call(Request::post(&["channels"], agent_token, json!({ "name": channel }))).await;
     let joined = engine.call(Request::post(&["channels", channel, "join"], agent_token, json!({}))).await;
     let muted = engine.call(Request::post(&["channels", channel, "mute"], agent_token, json!({}))).await;

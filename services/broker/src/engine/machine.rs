@@ -37,6 +37,7 @@ pub(crate) fn machine_seed(data_home: Option<&str>, home: Option<&str>) -> Resul
 pub(crate) fn node_id(seed: &str, working_directory: &Path, workspace_id: &str) -> String {
     let mut hash = Sha256::new();
     for part in [seed.as_bytes(), working_directory.as_os_str().as_encoded_bytes(), workspace_id.as_bytes()] {
+        // With their lengths, so that other parts with the same bytes in a row give another id.
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }

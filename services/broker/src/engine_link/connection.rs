@@ -27,10 +27,13 @@ use super::{
 };
 use crate::events::Hub;
 
+// The engine tries for 8 s while its storage is unavailable, and closes the socket with 1013 then.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
+// The engine counts a provider as silent after 45 s: three heartbeats may be lost or late.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(12);
 const INVENTORY_EVERY: Duration = Duration::from_secs(60);
 /// Time without an inbound frame after which the connection is closed.
+// Four pings of `HEARTBEAT_EVERY` without a pong.
 const SILENCE: Duration = Duration::from_secs(48);
 /// Acks that come within this time are written together.
 const ACK_DELAY: Duration = Duration::from_millis(20);
@@ -84,6 +87,8 @@ impl<'a> Connection<'a> {
             requests,
             stream,
             outbox,
+            // New with each connection, since replies come on that of their request. Callers of the last one see their
+            // replies dropped, and repeat what they still need.
             pending: PendingRequests::default(),
             last_inbound: now,
             last_heartbeat: now,
@@ -100,12 +105,14 @@ impl<'a> Connection<'a> {
         }
         on_registered();
         let served = self.serve().await;
+        // No tick of this connection clears the gauge any more.
         self.shared.waiting_replies.store(0, Ordering::Relaxed);
         let end = match served {
             Ok(()) => {
                 self.leave().await;
                 End::Left
             }
+            // The engine closes the socket of a provider that has deregistered. That is expected and needs no pause.
             Err(_) if self.renewed_at.is_some() => End::Renewed,
             Err(reason) => End::Lost(reason),
         };
@@ -115,14 +122,18 @@ impl<'a> Connection<'a> {
     async fn register(&mut self) -> Result<(), String> {
         let manifest = self.shared.manifest.borrow().clone();
         let mut outcome = self.register_manifest(&manifest).await?;
+        // A runner's offer that the engine refuses must not take the hosted agents off the engine.
         if outcome.is_err() && self.shared.refuse_runner(&manifest) {
             outcome = self.register_manifest(&self.shared.bootstrap.clone()).await?;
         }
         outcome.map_err(|refused| format!("the registration was refused: {} ({})", refused.message, refused.code))?;
+        // The inventory first: acks count only for agents that are served here. All positions are repeated, because
+        // acks that the last connection took may not have arrived.
         self.announce()?;
         for (name, mailbox) in self.shared.hosted.mailboxes() {
             self.send_ack(&name, mailbox.acked())?;
         }
+        // Last, so that requests that wait for a connection follow the registration.
         self.shared.state.send_replace(LinkState::Up);
         Ok(())
     }
@@ -138,6 +149,8 @@ impl<'a> Connection<'a> {
                 message = self.stream.next() => self.on_message(message)?,
                 () = sleep_until(deadline) => return Err("the engine has not answered the registration".to_owned()),
             }
+            // `on_message` has fulfilled it if the frame was the reply. Other frames may come first and are handled as
+            // usual.
             match answer.try_recv() {
                 Ok(outcome) => return Ok(outcome.map(drop)),
                 Err(oneshot::error::TryRecvError::Empty) => {}
@@ -149,10 +162,12 @@ impl<'a> Connection<'a> {
     /// Serves until the broker leaves.
     async fn serve(&mut self) -> Result<(), String> {
         let stop = self.shared.stop.clone();
+        // Clones: the arms below borrow `self` mutably, and `notified` borrows from here.
         let shared = self.shared.clone();
         let mut ticks = interval(Duration::from_secs(1));
         let mut flush_at: Option<Instant> = None;
         loop {
+            // `select!` evaluates the expression of a disabled arm as well, so it needs an instant.
             let flush = flush_at.unwrap_or_else(Instant::now);
             tokio::select! {
                 message = self.stream.next() => self.on_message(message)?,
@@ -160,6 +175,7 @@ impl<'a> Connection<'a> {
                     let Some(request) = request else { return Ok(()) };
                     self.on_request(request)?;
                 }
+                // The delay counts from the first ack, so that a steady flow of acks does not postpone it.
                 () = shared.acks.arrived.notified(), if flush_at.is_none() => {
                     flush_at = Some(Instant::now() + ACK_DELAY);
                 }
@@ -182,6 +198,7 @@ impl<'a> Connection<'a> {
                 return;
             }
         }
+        // In this order: acks behind the goodbye have no effect.
         let goodbye = self.flush_acks().and_then(|()| self.send(None, &InboundFrame::Deregister));
         if goodbye.is_err() {
             return;
@@ -189,6 +206,8 @@ impl<'a> Connection<'a> {
         let close = CloseFrame { code: CloseCode::Normal, reason: "deregistered".into() };
         let ended = async {
             self.outbox.close(close).await;
+            // Read to the end: the kernel resets a socket that is closed with unread bytes, and the goodbye may be
+            // lost.
             while let Some(Ok(_)) = self.stream.next().await {}
         };
         if timeout(CLOSE_TIMEOUT, ended).await.is_err() {
@@ -209,6 +228,7 @@ impl<'a> Connection<'a> {
                 |frame| format!("the engine has closed the connection: {} {}", u16::from(frame.code), frame.reason),
             )),
             Some(Ok(Message::Text(text))) => self.on_text(text.as_str()),
+            // Pings are answered by the library.
             Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => Ok(()),
         }
     }
@@ -232,6 +252,8 @@ impl<'a> Connection<'a> {
                 let frame = InboundFrame::Register(Box::new(manifest.register()));
                 self.request(WaitingRequest::Manifest(Box::new(manifest), oneshot::channel().0), &frame)
             }
+            // Without an id the engine repeats the recording while its storage is unavailable; with one it reports an
+            // error, and the result would have to be sent again from here.
             LinkRequest::Send(frame) if matches!(*frame, InboundFrame::ActionResult(_)) => self.send(None, &frame),
             LinkRequest::Send(frame) => {
                 // Acks count only while the agent is served here.
@@ -243,6 +265,7 @@ impl<'a> Connection<'a> {
 
     fn tick(&mut self) -> Result<(), String> {
         let now = Instant::now();
+        // Neither a close nor a registration has followed: a new connection settles which of the two holds.
         if self.renewed_at.is_some_and(|renewed_at| now.duration_since(renewed_at) >= CLOSE_TIMEOUT) {
             return Err("deregistered".to_owned());
         }
@@ -278,6 +301,7 @@ impl<'a> Connection<'a> {
     }
 
     fn flush_acks(&mut self) -> Result<(), String> {
+        // Acks that a failing socket loses are repeated by the next registration, which sends every position.
         let acks = self.shared.acks.take();
         acks.into_iter().try_for_each(|(name, position)| self.send_ack(&name, position))
     }

@@ -17,6 +17,7 @@ use tokio_tungstenite::{
 };
 
 /// Largest frame of the engine.
+// Above the engine's largest frame, a `deliver` of 900 KiB.
 const MAX_FRAME: usize = 1 << 20;
 
 /// Bytes of a connection, encrypted or not.
@@ -31,10 +32,12 @@ pub(super) async fn dial(url: &str, token: &str) -> Result<Socket, tungstenite::
     let mut request = url.into_client_request()?;
     let bearer = http::HeaderValue::from_str(&format!("Bearer {token}"))?;
     request.headers_mut().insert(http::header::AUTHORIZATION, bearer);
+    // An IPv6 address has brackets in a URL, and none for the resolver and for TLS.
     let host = request.uri().host().ok_or(UrlError::NoHostName)?.trim_matches(['[', ']']).to_owned();
     let is_encrypted = request.uri().scheme_str() == Some("wss");
     let port = request.uri().port_u16().unwrap_or(if is_encrypted { 443 } else { 80 });
     let stream = TcpStream::connect((host.as_str(), port)).await?;
+    // Acks are small frames, which Nagle's algorithm would hold back.
     stream.set_nodelay(true)?;
     let transport: Box<dyn Transport> =
         if is_encrypted { Box::new(encrypt(host, stream).await?) } else { Box::new(stream) };

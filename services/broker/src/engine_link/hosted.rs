@@ -23,6 +23,7 @@ pub(crate) struct HostedAgent {
 /// Hosted agents by name.
 #[derive(Debug, Default)]
 pub(super) struct HostedAgents {
+    // Never held over an await: readers get clones.
     agents: RwLock<BTreeMap<String, HostedAgent>>,
     /// Notified when the engine has to hear of a change.
     pub(super) changed: Notify,

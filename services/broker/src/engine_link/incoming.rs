@@ -26,6 +26,7 @@ impl Connection<'_> {
         match engine_frame::decode(text) {
             Ok(EngineFrame::Deliver(frame)) => self.on_deliver(*frame),
             Ok(EngineFrame::Invoke(invoke)) => {
+                // Not waited for: acks, probes and messages share this socket.
                 if self.invocations.try_send(*invoke).is_err() {
                     count_dropped("invocations");
                     tracing::warn!("too many invocations wait, one is left to the engine's time-out");
@@ -40,6 +41,7 @@ impl Connection<'_> {
                 }
                 Some(WaitingRequest::Host(request)) => self.on_hosted(*request, reply.data),
                 Some(WaitingRequest::Manifest(manifest, waiting)) => {
+                    // The engine has kept the socket open and has the node again: it need not close any more.
                     self.renewed_at = None;
                     self.shared.manifest.send_replace(*manifest);
                     let _ = waiting.send(Ok(()));
@@ -69,6 +71,7 @@ impl Connection<'_> {
                 tracing::debug!(kind, "a frame asks nothing of this node");
                 Ok(())
             }
+            // The connection stays: the engine would send the same frame on the next one.
             Err(error) => {
                 tracing::warn!(error = unreadable(&error), "a frame of the engine cannot be read, it is ignored");
                 Ok(())
@@ -89,6 +92,7 @@ impl Connection<'_> {
         {
             reader.on_read(event_id);
         }
+        // Not acknowledged: the message belongs to the node that hosts the agent.
         let Some(mailbox) = mailbox else {
             tracing::warn!(agent.name = name, frame.seq, "a frame is for an agent that is not hosted here");
             return Ok(());
@@ -119,6 +123,7 @@ impl Connection<'_> {
         }
         // Before the next frame is read: it may be the agent's first message.
         let agent = self.shared.host(self.own_agent_id, &request, &registered);
+        // The caller may have given up since the check above.
         if request.reply.send(Ok(agent)).is_err() {
             self.shared.hosted.remove(&request.frame.name, &registered.agent_id);
             return self.undo_registration(registered.agent_id);

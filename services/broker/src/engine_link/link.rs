@@ -124,6 +124,7 @@ impl EngineLink {
             loop {
                 self.wait_up().await?;
                 let (reply, answer) = oneshot::channel();
+                // Clones, since a connection that is lost takes the request with it.
                 let request = HostRequest { frame: frame.clone(), had: had.clone(), reply };
                 let sent = self.requests.send(LinkRequest::Host(Box::new(request))).await;
                 sent.map_err(|_| LinkError::Unavailable)?;
@@ -140,12 +141,14 @@ impl EngineLink {
 
     /// Adopts an agent that was bound over REST.
     pub(crate) fn adopt(&self, name: &str, agent: HostedAgent) {
+        // Before the inventory that names it: from then on the engine sends its messages.
         self.shared.hosted.insert(name, agent);
         self.announce();
     }
 
     /// Ends the hosting of an agent and tells the engine.
     pub(crate) fn unhost(&self, name: &str, agent_id: &str) {
+        // Removed first, so that no inventory in between names it again.
         if self.shared.hosted.remove(name, agent_id) {
             let frame = AgentDeregister { agent_id: agent_id.to_owned() };
             self.send(InboundFrame::AgentDeregister(frame));
@@ -155,6 +158,7 @@ impl EngineLink {
 
     /// Sends inventory and heartbeat, as after every change.
     pub(crate) fn announce(&self) {
+        // One permit is kept: changes during a send lead to one more inventory, and none is missed.
         self.shared.hosted.changed.notify_one();
     }
 
@@ -187,12 +191,14 @@ impl EngineLink {
                 return outcome.map(|()| Registration::Accepted);
             }
         }
+        // No connection, or it was lost before the answer: the next one registers this manifest.
         self.shared.manifest.send_replace(manifest);
         Ok(Registration::Pending)
     }
 
     /// Tells the engine whether a runner has handlers.
     pub(crate) fn set_handlers_live(&self, is_live: bool) {
+        // A broker with `--spawn` handles spawns itself, with or without a runner.
         let handlers_live = is_live || self.shared.bootstrap.handlers_live;
         self.shared.manifest.send_modify(|manifest| manifest.handlers_live = handlers_live);
         self.announce();
@@ -205,6 +211,7 @@ impl EngineLink {
 
     /// Withdraws what a runner offered.
     pub(crate) fn withdraw(&self) {
+        // Before the request, which registers the manifest of its moment.
         self.shared.manifest.send_replace(self.shared.bootstrap.clone());
         if self.requests.try_send(LinkRequest::Renew).is_err() {
             tracing::debug!("no connection takes requests, the next one registers without the runner");
@@ -218,6 +225,7 @@ impl EngineLink {
 
     /// A mailbox has room again: the connection is renewed soon, so that the engine repeats what was refused.
     pub(crate) fn fetch_refused(&self) {
+        // Relaxed: the flag is read once a second, and no other memory depends on it.
         self.shared.has_room.store(true, Ordering::Relaxed);
     }
 

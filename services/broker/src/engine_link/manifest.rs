@@ -44,6 +44,7 @@ impl Manifest {
         let is_own = |capability: &&Capability| [CURSOR, RELEASE].contains(&capability.name.as_str());
         let mut capabilities: Vec<Capability> = self.capabilities.iter().filter(is_own).cloned().collect();
         for capability in runner.capabilities {
+            // The broker's own come first and stay: hosted agents depend on the cursor and on releases.
             if !capabilities.iter().any(|known| known.name == capability.name) {
                 capabilities.push(capability);
             }

@@ -42,11 +42,14 @@ impl Outbox {
     }
 
     pub(super) fn post(&self, message: Message) -> Result<(), String> {
+        // Never waits: a reader that waits for its own writer locks up, as published brokers do with 256 acks
+        // (ADR 0002).
         self.frames.try_send(message).map_err(|_| "the engine takes no frames any more".to_owned())
     }
 
     /// Waits until the socket takes no frames any more.
     pub(super) async fn broken(&mut self) {
+        // The set is empty once its only end was reported.
         if self.writer.join_next().await.is_none() {
             std::future::pending().await
         }

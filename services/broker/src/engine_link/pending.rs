@@ -39,6 +39,7 @@ impl PendingRequests {
         self.next_id += 1;
         if self.waiting.len() >= MAX_WAITING {
             let logged = self.waiting.iter().find(|(_, waiting)| matches!(waiting, WaitingRequest::Logged(_)));
+            // Its caller sees the reply dropped. The registration of an agent is repeated then.
             let oldest = logged.or_else(|| self.waiting.first_key_value()).map(|(number, _)| *number);
             oldest.map(|number| self.waiting.remove(&number));
             count_dropped("engine_replies");

@@ -5,8 +5,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Time after which the engine is asked to repeat a missing predecessor.
+// The engine finds a lost copy by its own silence check within 3.5 s, without a new connection.
 const GAP_PATIENCE: Duration = Duration::from_secs(10);
 /// Minimum interval of renewals of the connection.
+// Each makes the engine send everything above the acks of all agents again.
 const RENEWAL_EVERY: Duration = Duration::from_secs(30);
 
 /// Frames that the engine has to send again. It outlives a connection.
@@ -34,6 +36,7 @@ impl Repeats {
         if self.renewed_at.is_some_and(|renewed_at| now.duration_since(renewed_at) < RENEWAL_EVERY) {
             return None;
         }
+        // A gap that is left has its patience once more after the repetition.
         (self.gap_since, self.renewed_at) = (None, Some(now));
         Some(reason)
     }

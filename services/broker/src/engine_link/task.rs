@@ -36,6 +36,7 @@ use crate::{
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of tokens requested in a row, when each is refused at once.
+// Each token ends the one before: two processes with one node id would revoke each other's without end.
 const MAX_TOKENS: u32 = 5;
 /// After this time without any, tokens are asked for again.
 const TOKENS_EVERY: Duration = Duration::from_secs(10 * 60);
@@ -101,10 +102,13 @@ impl LinkTask {
                     refused_tokens = 0;
                     match self.serve(socket).await {
                         End::Left => break,
+                        // The state stays `Up`: requests wait in their channel for the moment until the next
+                        // registration.
                         End::Renewed => continue,
                         End::Lost(reason) => reason,
                     }
                 }
+                // The token is not valid any more, after a rotation for example. The workspace key gets another one.
                 Err(OpenError::TokenRefused) if refused_tokens < MAX_TOKENS => {
                     refused_tokens += 1;
                     asked_at = Instant::now();
@@ -132,6 +136,7 @@ impl LinkTask {
         let base = self.settings.socket_base.as_deref().unwrap_or(self.settings.engine.base_url());
         let base = base.trim_end_matches('/');
         let url = match base.strip_prefix("http") {
+            // Turns `https` into `wss` as well.
             Some(rest) => format!("ws{rest}/v1/node/ws"),
             None => format!("{base}/v1/node/ws"),
         };
@@ -146,6 +151,7 @@ impl LinkTask {
     }
 
     async fn serve(&mut self, socket: Socket) -> End {
+        // Before the registration, behind which the engine repeats everything above the acks.
         for (_, mailbox) in self.shared.hosted.mailboxes() {
             mailbox.on_reconnected();
         }

@@ -54,6 +54,7 @@ impl Hub {
             let (name, text): (Arc<str>, Arc<str>) = (name.into(), text_of(None).into());
             // Held, so that no durable event gets between the number and the lanes.
             let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+            // The only place that holds both locks, so their order cannot lead to a deadlock.
             let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
             lanes.iter().for_each(|lane| lane.push(ring.newest(), &name, &text, output_bytes));
             return;
@@ -73,11 +74,13 @@ impl Hub {
     /// Subscribes to the durable events behind `seq` and to ephemeral ones from now on. `None` if there are too many
     /// subscribers.
     pub(crate) fn subscribe(self: &Arc<Self>, seq: u64) -> Option<Subscription> {
+        // Count and check in one step, so that two subscribers do not both take the last place.
         let counted = self
             .subscriber_count
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < MAX_SUBSCRIBERS).then_some(count + 1));
         counted.ok()?;
         let lane = Arc::<Lane>::default();
+        // The lane first: output between this and the position below waits in it.
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane.clone());
         let (gap, position) = {
             let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,6 +145,7 @@ impl Subscription {
             if let Some(gap) = self.gap.take() {
                 return Next::Events(vec![gap.into()]);
             }
+            // Before the ring is read: an event that comes behind the read ends the wait below.
             self.newest.mark_unchanged();
             let page = {
                 let ring = self.hub.ring.lock().unwrap_or_else(PoisonError::into_inner);

@@ -60,6 +60,7 @@ impl Lane {
     /// `seq` of the durable event before the next event.
     pub(super) fn next_after(&self) -> Option<u64> {
         let content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
+        // 0: the report of dropped output goes out before any other event.
         if content.dropped.is_empty() { content.waiting.front().map(|next| next.after) } else { Some(0) }
     }
 

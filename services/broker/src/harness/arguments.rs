@@ -26,6 +26,7 @@ impl Harness {
     /// Arguments that name MCP servers, unless the caller has configured some.
     pub(crate) fn mcp_arguments(&self, servers: &[McpServer], given: &[String]) -> Vec<String> {
         match self.mcp {
+            // Servers of the driver win, also in the form with `=`.
             Some(McpStyle::Claude) if !given.iter().any(|arg| arg.starts_with("--mcp-config")) => {
                 let mut entries = Map::new();
                 for server in servers {

@@ -38,6 +38,7 @@ pub(crate) struct RelayContext<'a> {
 
 /// The published server for messages. `None` if its command line is empty.
 pub(crate) fn relay_server(context: &RelayContext<'_>) -> Option<McpServer> {
+    // `Init::checked` has refused a command line that cannot be split. `mcp-args` prints no server for one.
     let command = shell_words::split(context.command).unwrap_or_default();
     let optional = [
         ("RELAY_AGENT_TOKEN", context.agent_token),

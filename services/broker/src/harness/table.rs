@@ -156,6 +156,7 @@ impl HarnessTable {
         let entries: BTreeMap<String, Harness> = toml::from_str(text)?;
         for (name, mut entry) in entries {
             entry.name.clone_from(&name);
+            // Whole entries are replaced: an operator's entry inherits nothing of the built-in one.
             self.entries.insert(name, Arc::new(entry));
         }
         Ok(())

@@ -24,6 +24,8 @@ impl TypedLine {
     pub(super) fn new(message: &Message, workspace_alias: Option<&str>, mode: TypingMode) -> Self {
         let name = message.author.name.strip_prefix("human:").unwrap_or(&message.author.name);
         let sender = sanitise_sender(name);
+        // After the cleaning, which makes line ends of carriage returns and removes characters that would hide a
+        // reserved line.
         let body = quote_reserved_lines(&sanitise_body(&message.body, mode));
         let event_id = sanitise_sender(&message.event_id);
         let context = workspace_alias.map_or_else(|| event_id.clone(), |alias| format!("{alias} / {event_id}"));

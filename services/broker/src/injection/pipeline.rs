@@ -206,6 +206,7 @@ impl Pipeline {
 
     /// Does everything that is due, with the terminal as it is now.
     pub(crate) fn poll(&mut self, now: Timestamp, screen: &ScreenFacts) -> Vec<Effect> {
+        // Verdicts first: they open the gate for the next message, and make an injection needless that has not begun.
         let mut effects = self.check_due(now, screen);
         effects.extend(self.withdraw_needless(now));
         effects.extend(self.take_refused(now).map(Effect::Type));
@@ -250,6 +251,8 @@ impl Pipeline {
             let end = outstanding.delivery.attempt().map(relay_verification::attempt::Attempt::signals_end_at);
             let is_being_written = self.is_being_written(outstanding.key);
             match outstanding.delivery.state().is_final() {
+                // It is over only when its write has ended. Its instant may lie in the past until then, and the task
+                // would spin.
                 true => end.filter(|_| !is_being_written),
                 false => outstanding.delivery.next_deadline(),
             }
@@ -268,6 +271,7 @@ impl Pipeline {
     fn start_next(&mut self, now: Timestamp, screen: &ScreenFacts, effects: &mut Vec<Effect>) {
         self.starts_at = None;
         let is_due = self.writing.is_some() || self.queue.head().is_some();
+        // Before the checks below: a message that any of them holds back counts as not typed.
         self.typing_since = is_due.then(|| self.typing_since.unwrap_or(now));
         if !self.is_ready || self.writing.is_some() || screen.is_gated || self.queue.is_closed() {
             return;
@@ -277,12 +281,14 @@ impl Pipeline {
             .iter()
             .position(|outstanding| matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. }));
         let is_steer = again.is_none() && self.queue.head().is_some_and(|head| head.urgency == Urgency::Steer);
+        // The bound holds for new messages only: a copy adds no text.
         if again.is_none() && (self.queue.head().is_none() || self.outstanding_bytes() > MAX_OUTSTANDING_BYTES) {
             return;
         }
         let waits_for_verdict = self.profile.strategy.waits_for_verdict(&self.learned);
         match self.gate.next_start(
             now,
+            // A message that is typed again has its place among them already.
             self.unsettled_count().saturating_sub(usize::from(again.is_some())),
             waits_for_verdict,
         ) {
@@ -291,6 +297,7 @@ impl Pipeline {
                 self.starts_at = Some(instant);
                 return;
             }
+            // Either comes as an event, behind which the pipeline is polled.
             InjectionStart::AfterEnter | InjectionStart::AfterVerdict => return,
         }
         let ready_at = match again {
@@ -304,12 +311,14 @@ impl Pipeline {
         let typed_on = if is_steer || flushes { None } else { self.keyboard.opens_at(now, ready_at) };
         let suggested = screen.has_suggestion && !is_steer && again.is_none() && now < ready_at + SUGGESTION_PATIENCE;
         let suggested = suggested.then(|| now + SUGGESTION_POLL);
+        // `None` is the least value: the latest of the instants that are given.
         if let Some(opens_at) = held.max(typed_on).max(suggested) {
             self.starts_at = Some(opens_at);
             return;
         }
         match again {
             Some(index) => effects.push(Effect::Type(self.type_again(index, screen))),
+            // No instant is set: the quoted delivery has a deadline of its own.
             None if !is_steer && self.head_quotes_attempt() => {}
             None => {
                 self.end_quoted_echoes();
@@ -351,6 +360,7 @@ impl Pipeline {
         let mode = if screen.bracketed_paste { TypingMode::BracketedPaste } else { TypingMode::Keys };
         let typed = TypedLine::new(&message, self.profile.workspace_alias.as_deref(), mode);
         let reminder = self.reminder.as_mut().map(|reminder| reminder.text(&message, now, self.output_bytes));
+        // Only for messages of the engine: a task or notes have no sender who demands a confirmation.
         let minimum = if message.priority >= HIGH_PRIORITY && message.origin == Origin::Engine {
             self.profile.minimum_high
         } else {

@@ -80,6 +80,7 @@ impl MessageQueue {
             (DeliveryMode::ManualFlush, DeliveryMode::AutoInject) => self.waiting.len() - self.released,
             _ => 0,
         };
+        // Also from manual to manual: everything that waits is held again.
         self.released = 0;
         (before, drained)
     }
@@ -133,6 +134,7 @@ impl MessageQueue {
     /// Takes the head out.
     pub(super) fn take_head(&mut self) -> Option<Message> {
         let taken = self.own.pop_front().or_else(|| {
+            // Own messages do not count, and in `auto_inject` it is 0.
             self.released = self.released.saturating_sub(1);
             self.waiting.pop_front()
         });

@@ -48,6 +48,7 @@ impl Readiness {
         self.output_bytes += text.len() as u64;
         self.tail.push_str(text);
         self.has_mark |= self.tail.contains(READY_MARK);
+        // A mark may be split between two reads.
         let keep = self.tail.len().saturating_sub(READY_MARK.len());
         self.tail.drain(..self.tail.ceil_char_boundary(keep));
     }

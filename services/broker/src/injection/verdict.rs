@@ -49,10 +49,12 @@ impl Pipeline {
         self.cleaner.clean(bytes, &mut text);
         self.output_bytes += text.len() as u64;
         self.hold.on_output(at, text.len());
+        // Before the search, which ends overdue watches.
         if self.hold.is_held(at) {
             self.extend_echoes(at);
         }
         let mut effects = Vec::new();
+        // Before the echoes: the output that completes an echo is no sign of work on its message.
         let active: Vec<(u64, String)> = self.outstanding.iter_mut().filter_map(found_activity(&text)).collect();
         for (key, pattern) in active {
             effects.extend(self.on_activity(key, at, pattern));
@@ -74,6 +76,7 @@ impl Pipeline {
         delivery_id: Option<&str>,
         event_id: Option<&str>,
     ) -> (AckAnswer, Vec<Effect>) {
+        // At least one id is given: the route refuses an ack without.
         let is_named = |outstanding: &OutstandingMessage| {
             delivery_id.is_none_or(|id| outstanding.message.delivery_id == id)
                 && event_id.is_none_or(|id| outstanding.message.event_id == id)
@@ -147,6 +150,7 @@ impl Pipeline {
             }
             // After the attempt of a program that need not show anything, an echo still raises the level.
             let is_echo_over = delivery.attempt().is_none_or(|attempt| now >= attempt.echo_ends_at());
+            // Before the tick, which would judge the attempt as silent.
             if is_due
                 && let Some(watch) = self.outstanding[index].watch
                 && let Some(found) = if is_echo_over { self.echo.end(watch) } else { self.echo.end_if_found(watch) }
@@ -212,6 +216,8 @@ impl Pipeline {
                 event_id: outstanding.message.event_id,
                 has_failed: outstanding.delivery.state() == DeliveryState::Failed,
             });
+            // A program without an entry learns here only. The others get the conclusions of all their agents by the
+            // effect.
             self.learned.record(outstanding.record);
             effects.push(Effect::Record(outstanding.record));
         }
@@ -259,6 +265,7 @@ impl Pipeline {
                 self.on_verdict(is_last);
                 let outstanding = &mut self.outstanding[index];
                 let patterns = self.profile.activity.iter().map(String::as_str);
+                // Now, since the line is freed with the outcome.
                 outstanding.activity = Some(ActivitySearch::new(patterns, &outstanding.typed.line));
                 let latency_ms = millis(proof.elapsed);
                 settle(outstanding, true, proof.channel.method(), latency_ms, None)

@@ -48,6 +48,7 @@ impl Pipeline {
         // If an ack came between the request and the write, the text is typed all the same and changes nothing.
         if outstanding.delivery.begin_attempt(at) {
             let ends_at = outstanding.delivery.attempt().map_or(at, Attempt::echo_ends_at);
+            // Of the attempt before: a watch looks only at the output behind the beginning of its own attempt.
             if let Some(watch) = outstanding.watch.take() {
                 self.echo.end(watch);
             }
@@ -58,6 +59,7 @@ impl Pipeline {
             self.hold.injected(at);
         }
         let outstanding = &mut self.outstanding[index];
+        // The end of the write comes by its ticket and the beginning as an event of the terminal, in any order.
         if let Some(written_at) = outstanding.written_at.take() {
             outstanding.delivery.enter_written(written_at.max(at));
             self.gate.on_entered(written_at.max(at));
@@ -85,6 +87,7 @@ impl Pipeline {
     /// The terminal has failed to write an injection, which is handed over again later. A part of it may be there, but
     /// the program has not received it: its Enter was not written.
     pub(crate) fn on_write_failed(&mut self, now: Timestamp, request: TypeRequest) {
+        // After `/exit` no copy is typed.
         let is_closed = self.queue.is_closed();
         let Some(writing) = self.writing.as_mut().filter(|writing| writing.key == request.key) else { return };
         if is_closed {
@@ -125,6 +128,7 @@ impl Pipeline {
         if !is_needless {
             return None;
         }
+        // The terminal does not have it, so there is nothing to take back.
         if self.refused.take().is_some() {
             self.end_writing(now);
             return None;
@@ -158,11 +162,13 @@ impl Pipeline {
         outstanding.release_texts();
         let delivery = outstanding.reference();
         let is_task = outstanding.message.origin == Origin::Task;
+        // The count is 0 as long as the beginning is not reported.
         let proven = DeliveryProof { attempt: attempt.max(1), ..outstanding.proven() };
         let mut effects = vec![Effect::Publish(Box::new(Event::DeliveryInjected { delivery, proven }))];
         if is_task && attempt <= 1 {
             effects.push(Effect::TaskTyped);
         }
+        // Behind the event of the injection, since they follow from it for drivers.
         effects.extend(held_back);
         effects
     }

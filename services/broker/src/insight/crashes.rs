@@ -112,6 +112,8 @@ impl CrashLog {
 /// Kind of the crash behind an end.
 fn category_of(code: Option<i32>, signal: Option<i32>) -> CrashCategory {
     match (code, signal) {
+        // Codes above 128 are those of shells: 128 and the signal. Ends of released agents are not recorded, so signal
+        // 9 is most likely from the kernel for lack of memory.
         (_, Some(11)) | (Some(139), _) => CrashCategory::Segfault,
         (_, Some(9)) | (Some(137), _) => CrashCategory::Oom,
         (_, Some(_)) => CrashCategory::Signal,

@@ -102,6 +102,7 @@ impl VerificationFigures {
     fn latency(&self, percentile: usize) -> Option<u64> {
         let mut sorted: Vec<u64> = self.latencies_ms.iter().copied().collect();
         sorted.sort_unstable();
+        // The nearest rank. Without a sample the index 0 finds nothing.
         let index = (sorted.len() * percentile).div_ceil(100).saturating_sub(1);
         sorted.get(index).copied()
     }

@@ -21,6 +21,7 @@ pub(crate) async fn show_queues(members: Members, runners: Arc<Runners>) {
         show_shared(&members.default_workspace().services().shared);
         show("runner", runners.waiting_frames());
         let (mut messages, mut bytes, mut early) = (0, 0, 0);
+        // Summed before they are shown: with a gauge set by each workspace only the last one would be seen.
         let (mut requests, mut replies, mut frames, mut invocations) = (0, 0, 0, 0);
         for link in members.links() {
             requests += link.waiting_requests();

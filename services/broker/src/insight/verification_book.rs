@@ -183,6 +183,7 @@ impl VerificationBook {
     pub(crate) async fn keep_written(self: std::sync::Arc<Self>) {
         loop {
             self.changed.notified().await;
+            // Changes in this time go into the same write.
             sleep(WRITE_EVERY).await;
             let book = self.clone();
             if let Ok(Err(error)) = tokio::task::spawn_blocking(move || book.write()).await {
@@ -196,6 +197,7 @@ impl VerificationBook {
 
     /// Writes the file. Blocks.
     pub(crate) fn write(&self) -> Result<()> {
+        // Copied out of the lock, which the tasks of agents take with each outcome. The disk may be slow.
         let entries = self.lock().programs.iter().map(|(program, entry)| (program.clone(), entry.clone())).collect();
         write_versioned(&self.path, VERSION, &File { entries })
     }

@@ -53,6 +53,7 @@ impl FolderWatch {
 
     /// Watches a folder. `None` if the kernel cannot.
     pub(crate) fn watch(self: &Arc<Self>, folder: &Path) -> Option<WatchedFolder> {
+        // Both say that a file is complete, which its creation does not.
         let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO;
         // Held, so that no event comes before the entry.
         let mut folders = self.lock();

@@ -28,6 +28,7 @@ pub(crate) fn classify(frame: Deliver, now_ms: i64) -> FrameMeaning {
         kind if ["thread.", "dm.", "direct_message.", "group_dm."].iter().any(|family| kind.starts_with(family)) => {
             Origin::Engine
         }
+        // A later engine may have further kinds: without an ack the mailbox would stop at them.
         _ => return FrameMeaning::Silent { is_known: false },
     };
     let data = &frame.payload.data;

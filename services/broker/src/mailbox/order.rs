@@ -19,6 +19,7 @@ const MAX_EARLY_BYTES: usize = 4 << 20;
 /// Largest position: the engine stores them as signed numbers of 64 bits.
 const MAX_POSITION: u64 = i64::MAX.cast_unsigned();
 /// Maximum number of messages that wait for one agent, and of their bytes.
+// Above 1000, the unsettled deliveries that the engine keeps for a mailbox by default.
 const MAX_QUEUED: usize = 1024;
 const MAX_QUEUED_BYTES: usize = 32 << 20;
 
@@ -102,6 +103,7 @@ impl Mailbox {
 
     /// Takes a frame that came at `now_ms`.
     pub(crate) fn on_frame(&mut self, frame: Deliver, now_ms: i64) -> Verdict {
+        // An agent that was deleted and registered again has the same name and other positions.
         if frame.agent_id != self.agent_id {
             return Verdict::OtherAgent;
         }
@@ -117,6 +119,7 @@ impl Mailbox {
                 // Its predecessor is not missing: there was no room, and both are repeated once there is.
                 return Verdict::Full;
             }
+            // Also of a frame that is not kept: the gap stays until it was repeated.
             self.newest = self.newest.max(frame.seq);
             self.keep_early(frame);
             return Verdict::Early;
@@ -136,6 +139,7 @@ impl Mailbox {
     fn forget_early(&mut self) {
         self.early = self.early.split_off(&(self.floor.received() + 1));
         if self.is_refused {
+            // After a refusal the engine repeats them behind the refused one.
             self.early.clear();
         }
         self.early_bytes = self.early.values().map(content_len).sum();
@@ -149,6 +153,7 @@ impl Mailbox {
         if !self.has_room(&frame) {
             return Verdict::Dropped { acked: self.acked() };
         }
+        // Only now: one that found no room may come again.
         self.known.insert(&frame.msg_id);
         match self.read(frame, now_ms) {
             FrameMeaning::Typed(message) => {
@@ -173,6 +178,7 @@ impl Mailbox {
             if !self.floor.receive(seq) {
                 break;
             }
+            // Both are noted before they are looked at: a message may be repeated under another seq.
             let is_had = self.had.remove(&frame.msg_id);
             let is_new = self.known.insert(&frame.msg_id);
             match self.read(frame, now_ms) {
@@ -197,6 +203,8 @@ impl Mailbox {
         let relayed = relayed_author(&frame.payload.data).map(str::to_owned);
         let mut classified = classify(frame, now_ms);
         if let (FrameMeaning::Typed(message), Some(relayed)) = (&mut classified, relayed)
+            // Only in messages of the broker's own agent: the sender chooses the metadata, and could name any other
+            // author in it.
             && message.author.agent_id.as_deref() == Some(self.own_agent_id.as_str())
         {
             message.author.name = relayed;
@@ -222,6 +230,7 @@ impl Mailbox {
     pub(crate) fn on_typed(&mut self, message: &Message) -> bool {
         self.queued_count = self.queued_count.saturating_sub(1);
         self.queued_bytes = self.queued_bytes.saturating_sub(message.len());
+        // Not at the first free place: the connection is renewed for it, which repeats everything above the acks.
         self.is_refused && self.queued_count <= MAX_QUEUED / 2 && self.queued_bytes <= MAX_QUEUED_BYTES / 2
     }
 
@@ -234,6 +243,7 @@ impl Mailbox {
     pub(crate) fn take_ack_waits(&mut self, now_ms: i64) -> Vec<Duration> {
         let acked = self.acked();
         let count = self.taken.partition_point(|(seq, _)| *seq <= acked);
+        // The machine's clock may have been set back in between.
         let waited = |(_, taken_ms): (u64, i64)| Duration::from_millis(u64::try_from(now_ms - taken_ms).unwrap_or(0));
         self.taken.drain(..count).map(waited).collect()
     }

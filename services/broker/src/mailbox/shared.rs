@@ -59,6 +59,7 @@ impl SharedMailbox {
     /// Takes a frame of the engine.
     pub(crate) fn on_frame(&self, frame: Deliver, now_ms: i64) -> FrameAnswer {
         let (seq, agent) = (frame.seq, frame.agent.clone());
+        // In one step, since the agent's task may settle messages at any moment.
         let (verdict, acked) = self.with_content(|content| {
             let verdict = content.mailbox.on_frame(frame, now_ms);
             if let Verdict::Taken { messages, .. } = &verdict {
@@ -79,6 +80,8 @@ impl SharedMailbox {
         metrics::counter!(metric_names::FRAMES, "result" => result).increment(1);
         match verdict {
             Verdict::Taken { messages, acked: settled } => {
+                // A permit is kept, so an agent's task that is busy does not miss it. Behind the lock, which the task
+                // needs at once.
                 if !messages.is_empty() {
                     self.arrived.notify_one();
                 }

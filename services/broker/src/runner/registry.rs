@@ -71,6 +71,7 @@ impl Runners {
         let mut state = self.lock();
         let is_current = state.connection.as_ref().is_some_and(|connection| connection.id == id);
         if is_current {
+            // The counter stays, so that an id never names two connections.
             *state = State { next_id: state.next_id, ..State::default() };
             self.is_present.send_replace(false);
         }
@@ -90,6 +91,7 @@ impl Runners {
     /// Replaces the handlers of a connection. Returns whether there are any.
     pub(super) fn set_handlers(&self, id: u64, names: &[String]) -> bool {
         let mut state = self.lock();
+        // A request of a superseded connection may still be at work.
         if state.connection.as_ref().is_some_and(|connection| connection.id == id) {
             let names = names.iter().map(|name| name.trim()).filter(|name| !name.is_empty());
             state.handlers = names.map(str::to_owned).collect();
@@ -134,6 +136,7 @@ impl Runners {
         let mut state = self.lock();
         let may_call = state.handlers.contains(name) && state.calls.len() < MAX_CALLS;
         let connection = state.connection.as_ref().filter(|_| may_call)?;
+        // The lock is held until the call is entered below: its result may come at once.
         if !connection.outbox.try_send(runner_frame::invoke_handler(invocation_id, name, input)) {
             count_dropped("runner");
             return None;

@@ -37,6 +37,7 @@ pub(super) async fn call(routes: Router, key: &str, kind: &str, payload: &Value)
     let status = answer.status();
     let bytes = to_bytes(answer.into_body(), MAX_ANSWER).await;
     let bytes = bytes.map_err(|error| Refusal::new("internal_error", error.to_string()))?;
+    // The answer before the broker is ready is plain text: then the status gives code and message.
     let body: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
     if status.is_success() {
         return Ok(body);

@@ -65,6 +65,8 @@ async fn serve(mut socket: WebSocket, api: Api) {
     // Handlers of an earlier one are gone.
     broker.services.link.set_handlers_live(false);
     let mut refusals = broker.services.link.runner_refusals();
+    // Dropped with the socket, which ends requests that are left. The start of an agent goes on in a task of the
+    // broker.
     let mut requests: JoinSet<bool> = JoinSet::new();
     let mut pings = interval(PING_EVERY);
     // After a send that took long, one ping is enough.
@@ -208,6 +210,7 @@ async fn handle(api: Api, id: u64, frame: Frame, outbox: Outbox) -> bool {
         }
     };
     let leaves = kind == "deregister_node" && outcome.is_ok();
+    // Waits for room, so that an answer is never dropped; it counts as a request until then.
     outbox.send(runner_frame::answer(request_id.as_deref(), outcome)).await;
     leaves
 }
@@ -251,6 +254,7 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
         }
         "spawn_agent" => spawn_agent(api, payload).await,
         "deregister_node" => {
+            // Given back at once, so that the engine can place them on another node.
             broker.runners.fail_calls();
             broker.runners.supervisor.end();
             link.withdraw();
@@ -269,6 +273,7 @@ async fn register_node(api: &Api, broker: &Broker, payload: Value) -> Result<Reg
     if supervision.as_ref().is_some_and(|supervision| !supervision.is_valid()) {
         return Err(Refusal::new("frame_failed", "supervision.argv needs a program"));
     }
+    // Before the supervision, which a refused registration must leave as it was.
     let registered = broker.services.link.register_runner(manifest).await;
     let registration = registered.map_err(|refused| Refusal::new(&refused.code, refused.message))?;
     match supervision {

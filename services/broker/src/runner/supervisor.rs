@@ -47,6 +47,7 @@ impl Supervisor {
         stop: CancellationToken,
     ) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        // A runner registers with each connection: the count of its restarts must go on.
         if current.as_ref().is_some_and(|(known, end)| *known == supervision && !end.is_cancelled()) {
             return;
         }
@@ -107,6 +108,7 @@ impl Program {
             if self.run_once().await || end.is_cancelled() || self.stop.is_cancelled() {
                 return;
             }
+            // The end of this process was seen, so no time without a socket has to show it.
             (life, patience) = (began.elapsed(), Duration::ZERO);
         }
     }

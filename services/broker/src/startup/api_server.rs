@@ -57,6 +57,7 @@ impl ApiServer {
         if !settings.api_bind.is_loopback() {
             tracing::warn!(%address, "the API controls every agent and listens beyond this machine");
         }
+        // An empty variable counts as absent: with an empty key a request without any would be let in.
         let key = settings.api_key.clone().filter(|key| !key.is_empty());
         let key = key.unwrap_or_else(|| format!("br_{}", uuid::Uuid::new_v4().simple()));
         let connection = ConnectionFile::write(&directory, &url, address.port(), &key)?;
@@ -88,6 +89,7 @@ impl ApiServer {
 
     /// Removes the connection file and ends all sockets.
     pub(super) async fn stop(self) {
+        // First, so that no further client is led to an API that ends.
         drop(self.connection);
         self.api.inner.closing.cancel();
         // Sockets of readers that are left are cut by the end of the process.

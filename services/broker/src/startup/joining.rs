@@ -29,11 +29,14 @@ pub(super) async fn join_engine(
 ) -> Result<Option<(Engine, Vec<Identity>)>> {
     let url = engine_url(settings)?;
     let engine = Engine::new(&url)?;
+    // The API is served already, so no file is read on the threads of the runtime.
     let seed = spawn_blocking(|| machine_seed(variable("XDG_DATA_HOME").as_deref(), variable("HOME").as_deref()));
     let seed = seed.await??;
     let given = workspaces(settings)?.into_iter().enumerate();
     let requests =
         given.map(|(index, workspace)| join_request(settings, state, directory, &seed, workspace, index == 0));
+    // One workspace that cannot be joined ends the start: a broker that serves fewer than it was given loses mail
+    // silently.
     let joining = try_join_all(requests.map(|request| join(&engine, request)));
     match stop.run_until_cancelled(timeout(JOIN_TIMEOUT, joining)).await {
         Some(joined) => {
@@ -73,6 +76,8 @@ fn join_request(
 ) -> JoinRequest {
     let LocalState { instance, working_directory, .. } = state;
     let node_token = settings.node_token.clone().filter(|token| is_default && !token.is_empty());
+    // The default workspace has the file of a broker that serves one only. Its content names the workspace, so a change
+    // of the default costs a new enrolment and nothing else.
     let token_file = match &workspace.id {
         Some(id) if !is_default => directory.file("node-token", &format!("{instance}-{id}"), "json"),
         Some(_) | None => directory.file("node-token", instance, "json"),
@@ -86,6 +91,7 @@ fn join_request(
         channels: settings.channels.iter().map(|name| name.trim_start_matches('#').to_owned()).collect(),
         machine_seed: machine_seed.to_owned(),
         working_directory: working_directory.to_owned(),
+        // A temporary directory has no predecessor: an agent of this name belongs to another broker.
         takes_over: directory.persistence() == Persistence::Kept,
         node_token,
         token_file,

@@ -50,9 +50,12 @@ impl LocalState {
         let verification = VerificationBook::open(directory.file("verification", &instance, "json"))?;
         let crashes = CrashLog::open(directory.path().join("crash-insights.json"))?;
         let host = PtyHost::new(HostSettings::new(MARKER)).context("prepare for terminals")?;
+        // After the reads above: a file of a newer broker ends the start before any of its agents is touched.
         restore::end_leftovers(&host, &previous).await?;
+        // Restored behind the leftovers, whose programs may read the entries until they end.
         let project_files = ProjectFiles::open(directory.file("project-files", &instance, "json"), account.clone())?;
         let restorable_agents = match directory.persistence() {
+            // A stop in order has ended the agents on purpose; they are in the file for `--resume` only.
             Persistence::Kept if settings.resume || !previous.stopped_cleanly => {
                 restore::restorable_agents(previous, &ledger_task, &roster)
             }
@@ -92,6 +95,7 @@ fn account(settings: &Init) -> Result<Option<Arc<Account>>> {
 
 fn instance_name(settings: &Init, working_directory: &Path) -> String {
     let given = settings.instance_name.clone().filter(|name| !name.trim().is_empty());
+    // The root directory has no name.
     let base = || working_directory.file_name().map(|name| name.to_string_lossy().into_owned());
     given.or_else(base).unwrap_or_else(|| "broker".to_owned())
 }

@@ -21,6 +21,7 @@ use crate::{cli::Init, clock, linux, state::StateDirectory};
 
 /// Runs the broker until it is stopped.
 pub(crate) async fn run(settings: Init) -> Result<()> {
+    // Sets the origin from which timestamps and uptime count.
     clock::now();
     let settings = settings.checked()?;
     if env::var_os("AGENT_RELAY_DISABLE_RELAYCAST").is_some() {
@@ -39,11 +40,15 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     let tasks = TaskSet::new(stop.clone());
 
     let working_directory = env::current_dir().context("find the working directory")?;
+    // Locked before anything in it is read: two brokers of one directory would end each other's agents as leftovers.
     let directory = StateDirectory::open(settings.state_dir.as_deref(), settings.persist, &working_directory)?;
     let (state, ledger_task) = LocalState::open(&settings, working_directory, &directory).await?;
     let server = ApiServer::start(&settings, directory, &tasks, recorder, stop.clone()).await?;
+    // Its handle is not kept, so that the stop does not abort it: agents that end still wait for their outcomes to be
+    // written.
     tasks.spawn("ledger", ledger_task.run());
     let joined = join_engine(&settings, &state, &server.directory, &stop).await?;
+    // Stopped meanwhile. No agent runs yet, and dropping the server removes the connection file.
     let Some((engine, identities)) = joined else { return Ok(tasks.check()?) };
     let operation = Operation::start(&settings, state, &server, engine, identities, &tasks);
 
@@ -53,6 +58,7 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     }
     // From here on tasks are expected to end.
     stop.cancel();
+    // The API ends last, so that subscribers get the events about the ends of the agents.
     operation.stop().await;
     server.stop().await;
     tracing::info!("broker stopped");

@@ -29,6 +29,7 @@ use crate::{
 
 /// Maximum time for agents to end politely when the broker stops; the whole stop takes less than 4 s.
 const STOP_GRACE: Duration = Duration::from_millis(1500);
+// Longer than the grace: the tasks of agents store outcomes after their programs have ended.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(2500);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Receipts that wait to be posted. Further ones are dropped and counted.
@@ -100,6 +101,7 @@ impl Operation {
         let broker = Broker { services: services.clone(), members: members.clone(), runners: runners.clone() };
         let is_new = api.broker.set(broker).is_ok();
         debug_assert!(is_new, "the broker is set once");
+        // Not in the task set: it returns once the agents run, and the end of a task of the set stops the broker.
         let restoring = spawn_isolated("restore", restore::start(members.clone(), restorable_agents, roster));
         Self { services, members, runners, restoring, invocations, reporters }
     }
@@ -107,15 +109,21 @@ impl Operation {
     /// Ends the agents, writes the state, and says goodbye to the engine.
     pub(super) async fn stop(self) {
         let Self { services, members, runners, restoring, invocations, reporters } = self;
+        // First, so that neither starts further agents. Programs that are about to start are refused by the host, which
+        // shuts down below.
         restoring.abort();
         invocations.iter().for_each(JoinHandle::abort);
+        // Before the agents end: each takes itself out of the roster.
         let running = services.roster.agents();
         let runner_ended = timeout(RELEASE_TIMEOUT, runners.supervisor.stopped());
+        // Side by side, since the times of both would add up to more than a stop may take.
         let ((), ended) = tokio::join!(stop_agents(&services.host, &services), runner_ended);
         if ended.is_err() {
             tracing::error!("the program of the runner has not ended in time");
         }
+        // Behind the removals by the agents, which would take the agents out again.
         keep_roster(services.roster.clone(), running).await;
+        // After the agents: their last outcomes move the acks that are sent before the goodbye.
         if timeout(LEAVE_TIMEOUT, members.leave()).await.is_err() {
             tracing::warn!("deregistration timed out, the engine will expire the node");
         }
@@ -162,6 +170,8 @@ async fn stop_agents(host: &PtyHost, services: &Services) {
         let _ = agent.ask(|reply| AgentCommand::Release { reason, reply }).await;
     });
     let released = futures::future::join_all(release);
+    // The host ends all programs within one grace. The releases run beside it so that tasks finish and store what is
+    // settled.
     let (ended, _) = tokio::join!(host.shutdown(STOP_GRACE), timeout(RELEASE_TIMEOUT, released));
     match ended {
         Ok(report) if report.survivors.is_empty() => {}

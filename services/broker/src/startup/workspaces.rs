@@ -29,6 +29,8 @@ pub(super) fn given_workspaces(
 ) -> Result<Vec<GivenWorkspace>> {
     let mut listed = list.map(read_list).transpose()?.unwrap_or_default();
     let is_default = |workspace: &GivenWorkspace| match (&key, default) {
+        // A key outranks the default: an agent that starts this broker passes the default of its own on with the
+        // environment.
         (Some(_), _) => workspace.key == key,
         (None, Some(name)) => [&workspace.id, &workspace.alias].into_iter().flatten().any(|known| known == name),
         (None, None) => true,

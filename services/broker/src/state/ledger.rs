@@ -99,6 +99,7 @@ impl LedgerTask {
             is_torn: false,
         };
         task.read()?;
+        // At each start: lines that were cut off are left out, and a file without a version gets one.
         task.rewrite().with_context(|| format!("write {}", task.path.display()))?;
         Ok((Ledger { requests: sender }, task))
     }
@@ -150,6 +151,8 @@ impl LedgerTask {
                 let result = self.append(&entries);
                 (self, entries, result)
             });
+            // The write has panicked. The end of this task stops the broker, which cannot acknowledge anything without
+            // the ledger.
             let Ok((task, entries, result)) = written.await else { return };
             self = task;
             match result {
@@ -157,6 +160,7 @@ impl LedgerTask {
                     // The agent may have ended meanwhile.
                     let _ = written.send(());
                 }),
+                // The senders are dropped: each agent records its entry again after a pause.
                 Err(error) => tracing::error!(%error, "the ledger cannot be written, acks wait"),
             }
         }
@@ -164,6 +168,7 @@ impl LedgerTask {
 
     fn append(&mut self, entries: &[(LedgerEntry, oneshot::Sender<()>)]) -> io::Result<()> {
         let mut lines = Vec::new();
+        // Ends the torn line, which would otherwise swallow the first entry.
         if self.is_torn {
             lines.push(b'\n');
         }
@@ -171,7 +176,9 @@ impl LedgerTask {
             serde_json::to_writer(&mut lines, entry)?;
             lines.push(b'\n');
         }
+        // Opened for each batch, since a rewrite puts another file in its place.
         let mut file = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.path)?;
+        // Until the disk has all of it: a full one may take a part of a line.
         self.is_torn = true;
         file.write_all(&lines)?;
         file.sync_data()?;
@@ -180,6 +187,7 @@ impl LedgerTask {
         for (entry, _) in entries {
             self.remembered.add(entry.clone());
         }
+        // Rarely, so that its cost is spread over thousands of entries.
         if self.lines > self.remembered.count + SURPLUS_LINES { self.rewrite() } else { Ok(()) }
     }
 

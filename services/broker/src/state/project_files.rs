@@ -113,8 +113,11 @@ impl ProjectFiles {
         key: &str,
         entries: &Map<String, Value>,
     ) -> Result<()> {
+        // Links of the project are followed with the user's rights only.
         let path = with_rights(self.account.as_deref(), || location.find())?;
         let path = path.as_path();
+        // Held over the work on the file: two agents of a project would each take the entries of the other for a
+        // person's.
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = files.get_mut(path) {
             file.agents.insert(agent.to_owned());
@@ -127,6 +130,7 @@ impl ProjectFiles {
         let made_folder = path.parent().is_some_and(|folder| !folder.exists());
         let file = ProjectFile { original, merged, key: key.to_owned(), names, made_folder, agents };
         files.insert(path.to_owned(), file.clone());
+        // The record first: a later broker leaves a file alone that still has its original content.
         let written = self
             .write_record(&files)
             .and_then(|()| with_rights(account, || replace(path, &file.merged)).context("write it"));
@@ -140,6 +144,7 @@ impl ProjectFiles {
 
     /// An agent has ended: files of projects without another agent are restored. Blocks.
     pub(crate) fn remove(&self, agent: &str) {
+        // Held until the file is restored, so that no new agent merges into it in between.
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let is_left = |file: &mut ProjectFile| file.agents.remove(agent) && file.agents.is_empty();
         let left: Vec<_> = files.extract_if(.., |_, file| is_left(file)).collect();

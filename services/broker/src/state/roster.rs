@@ -98,6 +98,7 @@ impl Roster {
             self.unwritten.notified().await;
             sleep(RETRY_PAUSE).await;
             let roster = self.clone();
+            // Another failure notifies again, so this is repeated until the disk takes it.
             if let Ok(Ok(())) = spawn_blocking(move || roster.change(|_| {})).await {
                 tracing::info!("the list of running agents is stored again");
             }

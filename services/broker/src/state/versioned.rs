@@ -42,6 +42,7 @@ impl VersionOnly {
 /// # Errors
 /// If the content has a version above `version`.
 pub(crate) fn refuse_newer(path: &Path, content: &[u8], version: u32) -> Result<()> {
+    // Content that is no object is judged by its reader.
     let found: VersionOnly = serde_json::from_slice(content).unwrap_or_default();
     found.check(path, version)
 }
@@ -57,6 +58,7 @@ pub(crate) fn read_versioned<T: DeserializeOwned>(path: &Path, version: u32) -> 
         Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
     };
     let failed = |error: serde_json::Error| anyhow!("read {}: {}", path.display(), unreadable(&error));
+    // The version alone first: the rest of a newer format may have any shape.
     let found: VersionOnly = serde_json::from_slice(&content).map_err(failed)?;
     found.check(path, version)?;
     serde_json::from_slice(&content).map_err(failed).map(Some)

@@ -50,6 +50,8 @@ impl ClientAddress {
             if !client.ip().is_some_and(|address| is_trusted(&address)) {
                 break;
             }
+            // An entry that is no address was not written by a trusted proxy, and neither was anything to the left of
+            // it.
             let Ok(address) = hop.trim().parse::<IpAddr>() else { break };
             client = Self::Forwarded(address.to_canonical());
         }

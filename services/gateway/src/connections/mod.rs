@@ -128,6 +128,7 @@ impl Connections {
             Some(None) => (Some(Limit::Address), None),
             address => (None, address.flatten()),
         };
+        // After the address: a client above its own limit takes nothing of the limit that all share.
         let permit = if refused.is_none() { self.total.try_acquire(()) } else { None };
         if let Some(permit) = permit {
             metrics::gauge!(name::CONNECTIONS).increment(1);
@@ -175,15 +176,18 @@ impl ConnectionPermits {
         (family, scope): (FamilyId, WorkspaceScope),
         caller: RateLimitSubject,
     ) -> Result<(), ApiError> {
+        // The middleware adds them to each request; only a handler that is called without it has none.
         let Some(held) = parts.extensions.get::<Self>() else { return Ok(()) };
         let permit =
             state.connections.requests.try_acquire(family, scope, caller).map_err(ApiError::too_many_connections)?;
+        // The first permit of a request stays; a second one is returned at once.
         let _ = held.0.caller.set(permit);
         Ok(())
     }
 
     /// Keeps the permit of the client's address until the answer is sent.
     pub(crate) fn hold_until_sent(self, response: Response) -> Response {
+        // Other clients are counted by their TCP connections, so their bodies need no wrapper.
         if self.0.address.is_some() { response.map(|body| GuardedBody::wrap(body, self)) } else { response }
     }
 

@@ -136,6 +136,8 @@ impl CallerPermits {
     ) -> Result<CallerPermit, Limit> {
         let workspace = scope.workspace_id();
         let permit = || {
+            // Narrowest first: a caller at its own limit gets that reason, and permits before a refusal are returned by
+            // its `?`.
             Ok(CallerPermit {
                 _caller: self.callers.try_acquire((workspace, caller)).ok_or(Limit::Token)?,
                 family: self.families.try_acquire(family).ok_or(Limit::Workspace)?,

@@ -30,6 +30,7 @@ impl Registry {
         let superseded = other.and_then(|peer| peer.fence.as_ref()).is_some_and(|other| {
             other.node_id == fence.node_id && other.provider == fence.provider && other.epoch > fence.epoch
         });
+        // A late read of the older connection must not take the route from the newer one, which would get no copies.
         if superseded {
             return;
         }

@@ -26,6 +26,7 @@ impl Registry {
         let mut unsent = engine.due_work().watch(WorkKind::UnsentInvocations, SCAN_INTERVAL);
         let mut scanned_at = Instant::now();
         loop {
+            // `wait` returns at once while the last read of due work has found some, so the pause bounds the scans.
             let due = async {
                 tokio::time::sleep_until(scanned_at + SCAN_INTERVAL).await;
                 unsent.wait().await;
@@ -36,6 +37,7 @@ impl Registry {
                     true
                 }
                 () = due => true,
+                // Without unsent invocations, those of earlier connections are still looked for.
                 () = tokio::time::sleep(SCAN_INTERVAL) => false,
             };
             if has_unsent {
@@ -51,6 +53,7 @@ impl Registry {
     }
 
     async fn forward_unsent(&self, engine: &Engine, gateway: GatewayId) -> EngineResult<()> {
+        // Rows that were written and whose record still gathers come back here; the connection knows their attempts.
         for frame in engine.actions().unsent_invocations(gateway).await? {
             self.forward_invocation(Arc::new(frame));
         }
@@ -83,6 +86,7 @@ impl Registry {
         let Hint::Invoke { workspace, node, provider, invocation, attempt, frame } = hint else { return };
         match frame {
             None => self.invocation_notify.notify_one(),
+            // The frame is believed unread: a hint without a valid code has lost it on arrival (ADR 0033).
             Some(text) => self.forward_invocation(Arc::new(InvokeFrame {
                 scope: WorkspaceScope::from_engine_row(*workspace),
                 invocation: InvocationId::new(*invocation),
@@ -100,6 +104,7 @@ impl Registry {
         let ids = maps.nodes.get(&(frame.scope, frame.node_id.clone())).into_iter().flatten();
         let of_provider = |peer: &&Peer| peer.fence.as_ref().is_some_and(|fence| fence.provider == frame.provider);
         if let Some(peer) = ids.filter_map(|id| maps.peers.get(id)).find(of_provider) {
+            // A frame that finds no room stays unsent in storage, where the next scan finds it.
             peer.handle.try_send(Event::Invoke(Arc::clone(&frame)));
         }
     }

@@ -27,9 +27,11 @@ impl Registry {
                 }
             }
         };
+        // Ends only with the NATS client. The end of this task then stops the process, which could deliver only late.
         while let Some(copies) = copies.next().await {
             let unrouted = self.route_copies(copies);
             if !unrouted.is_empty() {
+                // To all gateways: the agent may be served by another one by now, or in a moment by this one.
                 engine.hints().mailboxes_changed(unrouted);
             }
         }
@@ -41,6 +43,8 @@ impl Registry {
         let (mut routed, mut unverified, mut unrouted) = (BTreeMap::<u64, RoutedCopies>::new(), Vec::new(), Vec::new());
         let maps = self.maps();
         for (scope, agent, copy) in copies {
+            // Without a valid code nothing in the message is believed (ADR 0033): the mailbox is compared, if it is
+            // served here.
             let LiveCopy::Frame(frame) = copy else {
                 unverified.extend(maps.agents.contains_key(&(scope, agent)).then_some((scope, agent)));
                 continue;
@@ -59,6 +63,7 @@ impl Registry {
                 None => unrouted.push((scope, agent)),
             }
         }
+        // Before the queues are filled: every route of this gateway waits for this lock.
         drop(maps);
         for (handle, scope, copies) in routed.into_values() {
             let agents: Vec<_> = copies.iter().map(|(agent, _)| (scope, *agent)).collect();

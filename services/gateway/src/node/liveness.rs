@@ -30,9 +30,11 @@ impl Registry {
                     peer.fence.as_ref().is_some_and(|f| f.provider == request.provider && f.epoch == request.epoch)
                 });
                 if let Some(peer) = peer {
+                    // Without a match, without room and at the end of the connection, `prove` is dropped: silence.
                     peer.handle.try_send(Event::ProveLiveness(prove));
                 }
             }
+            // A task for each probe: a peer may take a second to answer, and other probes must not wait for it.
             let engine = engine.clone();
             spawn_isolated("probe", async move {
                 let proof = proof.await.unwrap_or(ProbeOutcome::Silent);

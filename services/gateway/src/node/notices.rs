@@ -81,6 +81,7 @@ fn send_once_per_connection(
         }
     }
     for (route, agents) in connections.into_values() {
+        // A refused one is lost. Outcomes are never sent here: they have an event id.
         route.handle.try_send(Event::Notice { agents, notice: Arc::clone(notice) });
     }
 }
@@ -122,6 +123,8 @@ impl Registry {
             }
         };
         match agents {
+            // Without an event id it is a `context.update`, which names its agents: one frame for each connection is
+            // enough.
             Some(agents) if notice.event_id.is_none() => send_once_per_connection(scope, agents, served, &notice),
             Some(agents) => agents.iter().for_each(send),
             None => {
@@ -180,6 +183,8 @@ impl Registry {
         loop {
             tokio::time::sleep(SCAN_INTERVAL).await;
             if link.has_changed().unwrap_or(false) {
+                // A disconnect or a slow consumer: notices of other processes may be lost, and their callers are
+                // unknown.
                 link.mark_unchanged();
                 self.mark_all_possibly_missed();
             }
@@ -190,6 +195,7 @@ impl Registry {
     }
 
     async fn resend_missed_outcomes(&self, engine: &Engine) -> EngineResult<()> {
+        // Before the reads: a miss that is noted during one of them is later, and remains for the next scan.
         let asked = Instant::now();
         let is_due = |served: &AgentRoute| served.missed.is_some_and(|missed| missed.since + SEARCH_DELAY <= asked);
         let callers: Vec<_> = {

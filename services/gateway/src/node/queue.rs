@@ -76,6 +76,7 @@ impl<T> Sender<T> {
         }
         state.items.push_back(item);
         let receiver = state.receiver.take();
+        // Woken without the lock: the receiver may run at once on another thread and would wait for it.
         drop(state);
         if let Some(receiver) = receiver {
             receiver.wake();

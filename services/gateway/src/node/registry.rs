@@ -215,6 +215,7 @@ impl Registry {
 
     /// Records the provider of a connection.
     pub(super) fn bind_peer(&self, handle: &Handle, fence: &Fence) {
+        // The lock of the maps is held over that of the unchecked places below; no code takes them in the other order.
         let maps = &mut *self.maps();
         if let Some(peer) = maps.peers.get_mut(&handle.id) {
             // A connection may register again.
@@ -256,6 +257,7 @@ impl Registry {
                 self.check_tokens(&engine),
             )
         };
+        // One task for all loops, so that a panic in one of them stops the process (ADR 0022).
         let _ = stop.run_until_cancelled(loops).await;
     }
 
@@ -266,6 +268,7 @@ impl Registry {
 
     /// Closes all connections, spread evenly over `within`, so that their nodes do not all reconnect at once.
     pub async fn drain(&self, within: Duration, code: u16, reason: &'static str) {
+        // A copy: the lock must not be held over the pauses, in which connections end and remove themselves.
         let handles: Vec<Handle> = self.maps().peers.values().map(|peer| peer.handle.clone()).collect();
         let pause = within / u32::try_from(handles.len().max(1)).unwrap_or(u32::MAX);
         for handle in handles {
@@ -298,6 +301,7 @@ impl Registry {
                     if broken {
                         self.compare_all_mailboxes(engine).await;
                     }
+                    // Last: positions that a break may have changed are queued before deliveries may leave again.
                     let lease = u64::try_from(LEASE.as_millis()).unwrap_or(0);
                     self.trusted_until_ms.store(asked + lease, Ordering::Relaxed);
                 }
@@ -446,6 +450,7 @@ impl Registry {
                 let maps = self.maps();
                 for id in nodes.iter().filter_map(|node| maps.nodes.get(&(scope, node.clone()))).flatten() {
                     if let Some(peer) = maps.peers.get(id) {
+                        // If the queue is full, the change feed names the move within seconds.
                         peer.handle.try_send(Event::Relist);
                     }
                 }
@@ -455,6 +460,7 @@ impl Registry {
                 let maps = self.maps();
                 for id in maps.nodes.get(&(scope, node.clone())).into_iter().flatten() {
                     let Some(peer) = maps.peers.get(id) else { continue };
+                    // The hint also reaches the connection that took the provider, whose epoch it names.
                     let older = peer
                         .fence
                         .as_ref()

@@ -45,6 +45,7 @@ impl Registry {
     pub(super) async fn check_tokens(&self, engine: &Engine) {
         let mut all_at = Instant::now() + CHECK_INTERVAL;
         loop {
+            // Either end leads to a check: of the ended workspaces, or of all tokens once their time has come.
             let _ = tokio::time::timeout_at(all_at, self.ended_notify.notified()).await;
             let ended: HashSet<WorkspaceScope> =
                 self.ended.lock().unwrap_or_else(PoisonError::into_inner).drain().collect();
@@ -58,6 +59,8 @@ impl Registry {
                     Ok(revoked) => revoked.iter().for_each(|token| self.close_revoked(token)),
                     Err(error) => {
                         tracing::debug!(error = &error as &dyn std::error::Error, "token check failed, retrying");
+                        // Ended workspaces are not put back: the check of all tokens, 3 s later at most, includes
+                        // theirs.
                         break;
                     }
                 }

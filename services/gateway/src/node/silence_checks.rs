@@ -99,9 +99,11 @@ impl Registry {
         };
         match read {
             Ok(FeedRead::Changes { changes, position }) => {
+                // Moved on before the changes are applied: a comparison that fails is repeated as an unchecked place.
                 (feed.position, feed.read_at) = (Some(position), Some(now));
                 let is_written = |change: &MailboxChange| matches!(change, MailboxChange::Written(_));
                 let (written, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_written);
+                // Moves do not wait: no copy can follow that would make the list of agents needless.
                 self.apply_changes(&others);
                 if !written.is_empty() {
                     tokio::time::sleep(copies_within).await;
@@ -158,15 +160,18 @@ impl Registry {
                     let is_here = |served: &AgentRoute| {
                         served.node_id == *node_id && provider.as_ref().is_none_or(|name| *name == served.provider)
                     };
+                    // Served here already, as after its own registration.
                     if served.is_some_and(is_here) {
                         continue;
                     }
+                    // The comparison shows the former connection that it serves the agent no longer.
                     behind.extend(served.map(|_| (*scope, *agent_id)));
                     let peers = peers_of(&maps, *scope, node_id);
                     let hosts = peers.filter(|(_, name)| provider.as_ref().is_none_or(|provider| *name == provider));
                     listing.extend(hosts.map(|(id, _)| (id, (*scope, node_id))));
                 }
                 MailboxChange::ProviderChanged { scope, node_id, provider } => {
+                    // Unassigned agents of the node may have come to its other providers, or left them.
                     let others = peers_of(&maps, *scope, node_id).filter(|(_, name)| *name != provider);
                     listing.extend(others.map(|(id, _)| (id, (*scope, node_id))));
                 }
@@ -177,6 +182,7 @@ impl Registry {
         drop(maps);
         self.check_mailboxes_later(behind);
         for (handle, (scope, node)) in handles {
+            // The record is not read again, so a full queue must not lose the move.
             if !handle.try_send(Event::Relist) {
                 self.check_node_later(scope, node);
             }
@@ -224,6 +230,7 @@ impl Registry {
         {
             let maps = self.maps();
             for position in positions {
+                // Unrouted during the read: its next route is compared again.
                 let Some(served) = maps.agents.get(&(position.scope, position.agent_id)) else { continue };
                 let here = position.node_id == served.node_id
                     && position.provider.as_ref().is_none_or(|provider| *provider == served.provider);

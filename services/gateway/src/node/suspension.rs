@@ -12,6 +12,8 @@ impl Registry {
     pub(super) async fn close_suspended_and_drained(&self, engine: &Engine) {
         let mut changes = engine.suspensions().subscribe();
         loop {
+            // Before the walk, so that a change during it causes another one. A socket that enters the maps after the
+            // walk is closed by the check of its token before its registration.
             changes.mark_unchanged();
             {
                 let maps = self.maps();

@@ -75,6 +75,7 @@ pub(crate) async fn upgrade(
         return Ok((StatusCode::UPGRADE_REQUIRED, "Upgrade to a WebSocket").into_response());
     };
     let token = find_socket_token(query.token, &headers).ok_or_else(|| ApiError::unauthorized("Missing node token"))?;
+    // By the prefix alone: the token of another kind costs no lookup.
     if TokenKind::from_prefix(&token) != Some(TokenKind::Node) {
         return Err(ApiError::unauthorized("Invalid node token format"));
     }
@@ -90,6 +91,7 @@ pub(crate) async fn upgrade(
         Err(error) => return Err(error.into()),
     };
     let family = state.engine.workspaces().family(node.scope).await;
+    // Authentication refuses suspended workspaces; this finds drained nodes, with a code of their own.
     if state.engine.suspensions().is_suspended_or_drained(node.scope, &node.node_id) {
         return Err(ApiError::node_drained());
     }
@@ -104,6 +106,7 @@ pub(crate) async fn upgrade(
         return Err(ApiError::node_without_socket());
     }
     let subject = RateLimitSubject::Node(node.node_id.clone());
+    // The last check, so that a refused upgrade takes no permit.
     let permit =
         state.connections.nodes.try_acquire(family, node.scope, subject).map_err(ApiError::too_many_connections)?;
     let direct = identity.role == NodeRole::Direct;
@@ -114,6 +117,7 @@ pub(crate) async fn upgrade(
         .read_buffer_size(READ_BUFFER)
         .write_buffer_size(WRITE_BUFFER);
     let peer = connection::Peer { node, token: hash, is_direct: direct, gate };
+    // A combinator, since an async block would hold the future of the socket twice. The permits end with the socket.
     Ok(socket.on_upgrade(move |socket| {
         connection::serve_socket(socket, state, family, peer).map(move |()| drop((permit, client)))
     }))

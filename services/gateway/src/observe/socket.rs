@@ -129,6 +129,7 @@ async fn serve<P>(socket: WebSocket, state: AppState, watch: ObserverWatch, even
     let started_at = events.position();
     let mut observer = Observer { state, watch, events, started_at, sink };
     let end = observer.run(&mut inbound).await;
+    // The peer may have closed already, and the socket ends either way.
     let _ = match end {
         Closing::Close(code, reason) => {
             let close = Message::Close(Some(CloseFrame { code, reason: reason.into() }));
@@ -145,6 +146,8 @@ impl Observer {
         let mut input_rate = InputRate::default();
         loop {
             let next = tokio::select! {
+                // A drain and a revocation come first: a socket with events or frames without a pause must not outlive
+                // them.
                 biased;
                 () = stop.cancelled() => return Closing::Close(RESTART, "draining".to_owned()),
                 () = self.watch.wait_recheck() => {
@@ -197,6 +200,7 @@ impl Observer {
             match self.render(event).await {
                 Ok((text, memory)) => {
                     metrics::counter!(relay_domain::metric_names::OBSERVER_FRAMES).increment(1);
+                    // Nothing for a message that retention has removed. Encoded JSON is always UTF-8.
                     frames.extend(text.and_then(|text| Utf8Bytes::try_from(text).ok()).map(Message::Text));
                     // A large event is written before the next one is read.
                     if memory.is_some() {
@@ -256,6 +260,7 @@ impl Observer {
     async fn resync(&mut self, last_seen_seq: EventSeq) -> Result<(), Closing> {
         let scope = self.watch.access().scope;
         let oldest = last_seen_seq.max(self.started_at - 1 - RESYNC_LIMIT).max(0);
+        // Not whole if older events are left out, or for a number that this log has not assigned: the ack says so.
         let (mut since, mut replayed, mut whole) =
             (oldest, 0, oldest == last_seen_seq && last_seen_seq < self.events.position());
         while since + 1 < self.started_at {

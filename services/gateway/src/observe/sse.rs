@@ -76,6 +76,7 @@ pub(crate) async fn stream(
         }
         None => None,
     };
+    // A browser reconnects to the same URL, with its first `since`: the header is the newer position.
     let since = last_id.or(query.since);
     if since.is_some_and(i64::is_negative) {
         return Err(ApiError::invalid_request("since must not be negative"));
@@ -119,9 +120,11 @@ impl StreamReader {
         if self.ended {
             return None;
         }
+        // Polled again only when the connection has taken the event before.
         self.memory = None;
         loop {
             tokio::select! {
+                // As for sockets: events without a pause must not delay a drain or a revocation.
                 biased;
                 () = self.stop.cancelled() => return self.close("draining"),
                 () = self.watch.wait_recheck() => {

@@ -53,6 +53,7 @@ pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     let begun = admin.redrive_all(&query, rate).await.context("begin the redrive")?;
     let mut now = begun.clone();
     let mut bar = ProgressBar::new("dead letters", out);
+    // Only shows the progress: the workers go on if the command is interrupted.
     while !no_wait && now.finished_at.is_none() {
         tokio::time::sleep(POLL_INTERVAL).await;
         now = admin.redrive(begun.redrive_id).await.context("look at the redrive")?;

@@ -67,6 +67,7 @@ impl PushQueue for EnginePushQueue {
     }
 
     fn notices(&self) -> BoxStream<'static, Notice> {
+        // Two queues, so that a flood of events displaces no change (ADR 0006).
         let changes = stream::unfold(self.engine.hints().subscribe(), |mut hints| async move {
             let notices = match hints.recv().await {
                 Ok(hint) => notices(&hint),
@@ -96,6 +97,7 @@ impl PushQueue for EnginePushQueue {
     }
 
     async fn wait_until_due(&self) {
+        // Waiting needs a receiver of its own. A clone sees the last read, so nothing is missed.
         self.due.clone().wait().await;
     }
 

@@ -32,6 +32,7 @@ impl<'a> Check<'a> {
         if depth > MAX_DEPTH {
             return Err(SchemaProblem::TooDeep);
         }
+        // First, to know its cost: the `unevaluated` keywords below repeat it.
         let before = self.left;
         self.visit_in_place(map, input, depth + 1)?;
         let in_place = before - self.left;
@@ -106,6 +107,7 @@ impl<'a> Check<'a> {
                     self.visit(part, &Value::from(name.as_str()), depth)?;
                 }
             }
+            // Keywords for arrays do not apply to objects, nor those for objects to arrays.
             _ => {}
         }
         Ok(())
@@ -121,6 +123,7 @@ impl<'a> Check<'a> {
     }
 
     fn spend_match(&mut self, pattern: &str, text: &str) -> Result<(), SchemaProblem> {
+        // A pattern that could not be measured costs more than any check may.
         let states = self.patterns.get(pattern).copied().unwrap_or(u64::MAX);
         let bytes = text.len() as u64;
         self.spend((1 + bytes / BYTES_PER_STEP).saturating_add(bytes.saturating_mul(states) / STATES_PER_STEP))
@@ -134,6 +137,7 @@ impl<'a> Check<'a> {
             ("pattern", Value::String(text)) => {
                 value.as_str().map_or(Ok(()), |pattern| self.spend_match(pattern, text))
             }
+            // Lengths and formats are found by a walk through the whole text.
             (_, Value::String(text)) => self.spend(1 + text.len() as u64 / BYTES_PER_STEP),
             _ => self.spend(entries(value)),
         }

@@ -63,6 +63,7 @@ impl Account {
     /// Charges `cost` of a limit of `limit_units` per minute. Waits for storage only when a batch was used up before
     /// the next one arrived.
     pub(super) async fn spend(self: &Arc<Self>, core: &Core, limit_units: u32, cost: u32) -> ChargeOutcome {
+        // First, because it needs no storage: a caller beyond its pace takes no units.
         if let Some(wait) = self.pace_delay(limit_units, cost) {
             return ChargeOutcome::No { wait: Some(wait) };
         }
@@ -73,6 +74,7 @@ impl Account {
                     Charge::Exhausted => return ChargeOutcome::No { wait: None },
                     Charge::AcquireFirst => {}
                 }
+                // Owned, because it moves into the task of a refill.
                 let turn = Arc::clone(&self.turn).lock_owned().await;
                 if turn.is_some_and(|failed_at| failed_at.elapsed() < OUTAGE_BACKOFF) {
                     return ChargeOutcome::Unknown;
@@ -81,10 +83,12 @@ impl Account {
                 match self.charge(core, limit_units, cost) {
                     Charge::Accepted => return ChargeOutcome::Yes,
                     Charge::Exhausted => return ChargeOutcome::No { wait: None },
+                    // The task holds the turn until it has the units, so the next round waits for them above.
                     Charge::AcquireFirst => self.refill_in_background(core, turn),
                 }
             }
         };
+        // The refill is a task of its own and goes on: a later request finds its units.
         tokio::time::timeout(CHARGE_TIMEOUT, paid).await.unwrap_or(ChargeOutcome::Unknown)
     }
 
@@ -121,6 +125,7 @@ impl Account {
         };
         if charged == Charge::Accepted
             && wants_more
+            // A taken turn means that a refill is under way.
             && let Ok(turn) = Arc::clone(&self.turn).try_lock_owned()
             && turn.is_none_or(|failed_at| failed_at.elapsed() >= OUTAGE_BACKOFF)
         {
@@ -131,6 +136,7 @@ impl Account {
 
     /// Acquires the next batch in the background; the lock is released afterwards.
     fn refill_in_background(self: &Arc<Self>, core: &Core, mut turn: OwnedMutexGuard<Option<Instant>>) {
+        // A task of its own: a cancelled request would lose units that the row has granted.
         let (account, core) = (Arc::clone(self), core.clone());
         spawn_isolated("request", async move {
             let outcome = account.refill(&core).await;
@@ -150,6 +156,7 @@ impl Account {
             state.lease.roll_window(limit_units, minute);
             (limit_units, state.lease.next_batch_units())
         };
+        // Without the lock, so that others go on charging. If the minute ends meanwhile, the answer is dropped.
         let grant = core.store.acquire_rate_limit_units(self.scope, &self.name, minute, limit_units, wanted).await?;
         metrics::counter!(name::RATE_LIMIT_ACQUISITIONS).increment(1);
         self.state().lease.record_acquired(minute, wanted, grant.granted, grant.acquired_by_all);
@@ -161,6 +168,7 @@ impl Account {
     }
 
     fn state(&self) -> MutexGuard<'_, AccountState> {
+        // Numbers only: after a panic they are usable, and no request may fail because of them.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -82,6 +82,7 @@ impl RateLimits {
             Err(not_yet) => {
                 metrics::counter!(name::REQUESTS_LIMITED, "by" => "address").increment(1);
                 let wait = not_yet.wait_time_from(DefaultClock::default().now());
+                // Rounded up, so that a client that waits as long as it is asked to is admitted.
                 let seconds = (wait.as_secs() + 1).min(WINDOW_SECONDS.unsigned_abs());
                 let retry_after = u16::try_from(seconds).unwrap_or(1);
                 let standing = RateLimitStatus { limit, remaining: 0, reset_at: now + i64::from(retry_after) };

@@ -148,10 +148,12 @@ impl RateLimits {
         let all = self.account(scope, family.bucket(), None, limit_units);
         let (cost, now) = (family.cost(), self.core.now().timestamp());
 
+        // The caller's share first: a caller that has used it up takes nothing from the others of its workspace.
         let (refused_by, wait) = match own.spend(&self.core, share, cost).await {
             ChargeOutcome::Yes => match all.spend(&self.core, limit_units, cost).await {
                 ChargeOutcome::Yes => (None, None),
                 ChargeOutcome::No { wait } => {
+                    // The request was not served, so it must not count against its caller.
                     own.refund(cost);
                     (Some("workspace"), wait)
                 }
@@ -166,6 +168,7 @@ impl RateLimits {
         let (_, reset_at) = rate_limit::window_at(scope.workspace_id().get(), now);
         let limit = limit_units / cost;
         let Some(refused_by) = refused_by else {
+            // The next request has to pass both.
             let remaining = own.remaining().min(all.remaining()) / cost;
             return Some(Admission::Admitted(RateLimitStatus { limit, remaining, reset_at }));
         };
@@ -185,6 +188,7 @@ impl RateLimits {
         limit_units: u32,
     ) -> Arc<Account> {
         let key = (scope.workspace_id(), bucket, subject);
+        // Concurrent first requests get one account: two would each spend the units in advance.
         self.limits.accounts.get_with_by_ref(&key, || {
             let name = account_name(bucket, key.2.as_ref());
             let (minute, _) = rate_limit::window_at(scope.workspace_id().get(), self.core.now().timestamp());

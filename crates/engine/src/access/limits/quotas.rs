@@ -95,6 +95,7 @@ impl QuotaCache {
         if let Some(known) = self.known.get(scope.workspace_id()).await {
             return Ok(known);
         }
+        // Noted before the read, so that a change during it is not hidden by the older row.
         let (store, invalidations) = (&self.core.store, self.known.begin_read());
         let row = store.quotas(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))?;
         let limits = self.plans.limits_of(row.plan).with_overrides(&row.overrides);
@@ -124,6 +125,7 @@ impl QuotaCache {
         if !self.core.store.set_quotas(scope, plan, overrides).await? {
             return Err(EngineError::NotFound(Missing::Workspace));
         }
+        // After the write: a read that began before it is not cached any more.
         self.forget(scope.workspace_id());
         self.core.hints.quotas_changed(scope);
         self.load(scope).await

@@ -55,10 +55,12 @@ impl UnknownTokens {
     pub(in crate::access) fn refund(&self, address: IpAddr) {
         let count = self.count(address);
         let mut count = count.lock().unwrap_or_else(PoisonError::into_inner);
+        // A new window may have begun since the charge.
         count.tokens = count.tokens.saturating_sub(1);
     }
 
     fn count(&self, address: IpAddr) -> Arc<Mutex<Count>> {
+        // Concurrent first tokens of an address share one count.
         self.0.get_with(client_network(address), || Arc::new(Mutex::new(Count { since: Instant::now(), tokens: 0 })))
     }
 }

@@ -84,6 +84,7 @@ impl Issuer {
         let connector = HttpsConnectorBuilder::new()
             .with_native_roots()
             .map_err(|error| EngineError::invalid_request(format!("no root certificates: {error}")))?
+            // `check_url` admits http on the loopback interface only, also for the URL that discovery names.
             .https_or_http()
             .enable_http1()
             .build();
@@ -92,6 +93,7 @@ impl Issuer {
 
     /// Verifies signature, issuer, audience and lifetime of a JWT.
     pub(super) async fn verify(&self, token: &str) -> EngineResult<()> {
+        // Before anything is parsed: the caller is not authenticated yet.
         if token.len() > MAX_JWT_BYTES {
             return Err(EngineError::Unauthenticated(BadCredential::NotAnOperator));
         }
@@ -105,6 +107,7 @@ impl Issuer {
         let mut validation = Validation::new(key.algorithm);
         validation.set_issuer(&[&self.config.issuer]);
         validation.set_audience(&[&self.config.audience]);
+        // A claim that is not required is checked only if the token has it.
         validation.set_required_spec_claims(&["exp", "iss", "aud"]);
         validation.validate_nbf = true;
         validation.leeway = LEEWAY_SECONDS;
@@ -117,13 +120,16 @@ impl Issuer {
 
     /// Finds the key of this id; without an id, the only key there is.
     async fn find_key(&self, kid: Option<&str>) -> EngineResult<Option<Key>> {
+        // Held during a fetch: callers that arrive meanwhile wait for its keys instead of asking the issuer as well.
         let mut cache = self.cache.lock().await;
         let found = |cache: &KeyCache| cache.keys.as_ref().and_then(|keys| keys.find(kid));
         let is_fresh = cache.keys.as_ref().is_some_and(|keys| keys.fetched_at.elapsed() < keys.fresh_for);
+        // An unknown id may be that of a new key, so it leads to a fetch even while the keys are fresh.
         if is_fresh && let Some(key) = found(&cache) {
             return Ok(Some(key));
         }
         if cache.fetch_attempted_at.is_none_or(|at| at.elapsed() >= MIN_FETCH_INTERVAL) {
+            // Set before the fetch: an attempt whose caller gives up counts as well.
             cache.fetch_attempted_at = Some(Instant::now());
             match self.fetch().await {
                 Ok(keys) => cache.keys = Some(keys),
@@ -159,6 +165,7 @@ impl Issuer {
         if found.issuer != self.config.issuer {
             return Err(format!("the discovery document is of another issuer: {}", found.issuer));
         }
+        // A document may name any URL; it gets the same check as a configured one.
         check_url(&found.jwks_uri)?;
         Ok(found.jwks_uri)
     }
@@ -200,6 +207,7 @@ fn usable_key(jwk: &Jwk) -> Option<Key> {
         AlgorithmParameters::OctetKeyPair(params) if params.curve == EllipticCurve::Ed25519 => {
             (Algorithm::EdDSA, KeyAlgorithm::EdDSA)
         }
+        // Passed over, not an error: an issuer may publish such keys for other uses.
         _ => return None,
     };
     if jwk.common.key_algorithm.is_some_and(|declared| declared != named)

@@ -110,6 +110,7 @@ impl Messages {
         let mut open = Vec::with_capacity(posts.len());
         let authors = self.node_authors(caller, &posts).await;
         let prepared = posts.into_iter().map(|post| self.prepare_post(caller, &authors, post));
+        // `buffered` and not `buffer_unordered`: the order of the posts must stay.
         let prepared: Vec<_> = stream::iter(prepared).buffered(CONCURRENT_RESOLUTIONS).collect().await;
         for (index, prepared) in prepared.into_iter().enumerate() {
             match prepared {
@@ -143,6 +144,7 @@ impl Messages {
             *names.entry(from.clone()).or_default() |= !post.target.is_channel();
         }
         let looked_up = names.into_iter().map(|(name, needs_host)| async move {
+            // One that fails is looked up again for its post, which reports the error.
             self.find_node_author(node, &name, needs_host).await.ok().map(|author| (name, author))
         });
         let found: Vec<_> = stream::iter(looked_up).buffer_unordered(CONCURRENT_RESOLUTIONS).collect().await;
@@ -227,6 +229,7 @@ impl Messages {
                 is_wide_run = !is_wide_run;
                 self.await_replies(&mut round).await;
             }
+            // An earlier post is to be submitted again, and this one must not overtake it.
             if !round.again.is_empty() {
                 round.again.push(post);
                 continue;
@@ -234,6 +237,7 @@ impl Messages {
             send.sequence = Some(sequence_id);
             match self.queue_send(send, names, Some(Arc::clone(&sequence))).await {
                 Ok(reply) => round.queued.push((post, audience, reply)),
+                // Refused for good in this batch, so it holds back no later post (ADR 0050).
                 Err(error) => round.outcomes.push((post.index, Err(error))),
             }
         }
@@ -256,6 +260,8 @@ impl Messages {
             let OpenPost { index, sender, request, is_stale } = &mut post;
             let outcome = match reply.await.map_err(|_| EngineError::OutcomeUnknown).flatten() {
                 Ok(reply) => {
+                    // The other reasons for another round say nothing about its audience, which may come from the
+                    // cache again.
                     *is_stale = matches!(reply, CommitReply::Stale);
                     self.read_reply(sender, request, &audience, reply).await
                 }

@@ -20,6 +20,7 @@ impl Messages {
         let names: HashMap<_, _> = audience.members.iter().map(|m| (m.agent_id, m.name.as_str())).collect();
         let notice = |recipient: &NewRecipient| {
             DeliveryRefused {
+                // A full mailbox gets no row, so there is no delivery.
                 delivery_id: None,
                 message_id: send.message.id,
                 target_agent_id: recipient.agent_id,

@@ -34,6 +34,7 @@ impl Route {
             .collect();
         let first = targets.first().map(|target| target.postgres.as_str()).unwrap_or_default();
         let proxy = TcpProxy::start(first)?;
+        // Until the first check has found a leader: the first member may be a standby.
         proxy.cut();
         let address = proxy.address();
         let client = http::client().timeout(CHECK_TIMEOUT).build()?;
@@ -59,6 +60,7 @@ async fn follow_leader(proxy: TcpProxy, client: reqwest::Client, targets: Vec<Ta
         let leader = find_leader(&client, &targets).await;
         if leader != current {
             match leader {
+                // Switches before it accepts again, so that no client reaches the former leader.
                 Some(number) if proxy.switch_to(&targets[number].postgres).is_ok() => proxy.restore(),
                 Some(_) | None => proxy.cut(),
             }

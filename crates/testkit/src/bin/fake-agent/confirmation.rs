@@ -37,6 +37,7 @@ fn write_file(delivery_id: &str, event_id: &str) -> Result<()> {
     let content = json!({ "delivery_id": delivery_id, "event_id": event_id, "status": "received" }).to_string();
     let temporary = Path::new(&folder).join(format!(".{delivery_id}.tmp"));
     std::fs::write(&temporary, content).context("write an ack file")?;
+    // Renamed, so that the broker never sees a part of the file under its final name.
     std::fs::rename(&temporary, Path::new(&folder).join(delivery_id)).context("publish an ack file")
 }
 
@@ -64,6 +65,7 @@ fn call_tool(configuration: &str, delivery_id: &str) -> Result<()> {
             writeln!(input, "{}", json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }))?;
         }
     }
+    // The server ends with its input.
     drop(input);
     child.wait().context("wait for the server")?;
     Ok(())

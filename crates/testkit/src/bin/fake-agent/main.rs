@@ -41,6 +41,7 @@ async fn main() -> Result<ExitCode> {
     let mut ignored = Vec::new();
     if arguments.ignore_signals {
         for kind in [SignalKind::hangup(), SignalKind::terminate()] {
+            // A handler that does nothing. Unlike an ignored signal, children do not inherit it.
             ignored.push(signal(kind).context("ignore a signal")?);
         }
     }

@@ -87,6 +87,7 @@ impl AppServer {
         if let Some(body) = body {
             request = request.json(body);
         }
+        // The URL may hold a user name and password, and the error is logged.
         let answer = request.send().await.map_err(|error| HandoverError::new(error.without_url().to_string()))?;
         if answer.status().is_success() {
             Ok(())
@@ -99,6 +100,7 @@ impl AppServer {
         let unusable = || HandoverError::new("the endpoint is not a URL with a path".to_owned());
         let mut url = Url::parse(&self.endpoint).map_err(|_| unusable())?;
         let mut segments = url.path_segments_mut().map_err(|()| unusable())?;
+        // An endpoint that ends with a slash has an empty last segment.
         segments.pop_if_empty().extend(["session", self.session_id.as_str()]).extend(verb);
         drop(segments);
         Ok(url)

@@ -42,6 +42,7 @@ impl Run {
     pub(super) async fn finish(self) -> Result<(), HandoverError> {
         let mut command = Command::new(&self.program);
         command.args(&self.args).env_clear().envs(&self.environment).current_dir(&self.working_directory);
+        // A program that reads its stdin gets the end of it at once instead of a wait for ever.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         if let Some(account) = &self.account {
             account.apply(command.as_std_mut());
@@ -56,6 +57,7 @@ impl Run {
         let status = loop {
             tokio::select! {
                 status = child.wait() => break Some(status),
+                // Read meanwhile: a program whose pipe is full does not end.
                 _ = &mut output, if !is_read => is_read = true,
                 () = sleep_until(ended_at) => break None,
             }

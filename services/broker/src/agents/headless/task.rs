@@ -87,6 +87,7 @@ impl HeadlessTask {
                 self.base.report(kind, payload, None);
             }
             let report_due = self.status.next_report().map(clock::instant);
+            // The run itself is kept in `current`: another arm that is ready first does not cancel it.
             let handing_over = async {
                 match &mut current {
                     Some(handover) => handover.outcome.as_mut().await,
@@ -127,6 +128,7 @@ impl HeadlessTask {
             Some(own) => own,
             None if self.mode == DeliveryMode::AutoInject || self.released > 0 => {
                 let message = self.waiting.pop_front()?;
+                // In `auto_inject` it is 0 and counts nothing.
                 self.released = self.released.saturating_sub(1);
                 if message.is_in_mailbox() && self.base.mailbox.on_typed(&message) {
                     self.base.launch.services.link.fetch_refused();
@@ -259,6 +261,7 @@ impl HeadlessTask {
                 self.waiting.push_back(*message);
                 let _ = reply.send(());
             }
+            // Keys have no terminal, and a release ends the loop before it comes here.
             AgentCommand::Keys(_) | AgentCommand::Release { .. } => {}
         }
     }
@@ -271,6 +274,7 @@ impl HeadlessTask {
         if matches!(self.headless, Headless::Program(_)) {
             end_marked(&self.base.launch.services.host, &self.marker).await;
         }
+        // Before the end of the agent, behind which nothing settles its messages.
         let finish = async {
             while let Some(done) = self.works.next().await {
                 self.on_done(done);

@@ -22,6 +22,7 @@ impl AgentTask {
             let folder = folder.clone();
             self.launch.services.tasks.spawn_blocking(move || folder.sweep());
         }
+        // One search at a time, so that a slow disk does not pile them up.
         if running.is_reading_ack_files || now < running.ack_files_due {
             return;
         }

@@ -34,6 +34,7 @@ const REST: Duration = Duration::from_secs(2);
 impl AgentTask {
     /// Does everything that is due now.
     pub(super) fn advance(&self, running: &mut ProgramRun, now: Timestamp) {
+        // First, so that the first message can start in the same step.
         self.check_ready(running, now);
         self.repeat_enter(running, now);
         let screen = self.read_screen(running, now);
@@ -56,6 +57,7 @@ impl AgentTask {
         let rest = self.next_rest_deadline(running);
         let end = running.wants_end_since.map(|since| since + END_PATIENCE);
         let deadlines = [repeats, running.pipeline.next_deadline(), readiness, screen, files, idle, rest, end];
+        // An upper bound only: all work has an instant above or begins with an event.
         deadlines.into_iter().flatten().min().unwrap_or(now + Duration::from_secs(60))
     }
 
@@ -88,6 +90,7 @@ impl AgentTask {
     }
 
     fn on_output(&self, running: &mut ProgramRun, chunk: &OutputChunk) {
+        // The instant of the read, not of this call: a task that lags must not make echoes look late.
         running.latest = clock::timestamp(chunk.read_at()).max(running.latest);
         let at = running.latest;
         running.last_output_at = at;
@@ -103,6 +106,7 @@ impl AgentTask {
         self.perform(running, effects);
         self.on_visible_text(running, at, &text);
         if running.exit_line.on_text(at, &text) {
+            // Behind the effects above: verdicts of the same output count before the pipeline is closed.
             running.wants_end_since.get_or_insert(at);
             running.pipeline.close();
         }
@@ -216,6 +220,7 @@ impl AgentTask {
                 Effect::Record(record) => {
                     let launch = &self.launch;
                     let learned = launch.services.verification.on_record(self.name(), &launch.program, record);
+                    // Programs without an entry have nothing else in common, so they share no conclusions (ADR 0040).
                     if launch.harness.is_some() {
                         running.pipeline.set_learned(learned);
                     }
@@ -257,6 +262,7 @@ impl AgentTask {
             injection.enter_gap = Duration::from_millis(harness.enter_gap_ms);
             injection.paste = if harness.paste { PasteStyle::WhenEnabled } else { PasteStyle::Never };
         }
+        // The guards come before the text is handed over: its echo may follow at once.
         if request.may_echo_exit {
             running.exit_line.on_typed(running.latest);
         }
@@ -357,6 +363,7 @@ pub(super) fn count_dropped_answers(running: &mut ProgramRun) {
 /// Takes an injection back, unless it has begun.
 fn withdraw_injection(running: &mut ProgramRun, key: u64) {
     let queued = running.keys.iter().find(|(_, candidate)| **candidate == key);
+    // Otherwise it has begun, and its events follow.
     if let Some(id) = queued.map(|(id, _)| *id)
         && running.process.terminal.withdraw(id)
     {

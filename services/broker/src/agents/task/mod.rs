@@ -90,6 +90,7 @@ impl AgentTask {
             let mut running = self.begin(started, left, learned, mode);
             running.outcomes = outcomes;
             let mut end = self.drive(&mut running).await;
+            // First: from here on no process is left that writes an ack file.
             self.end_program(running.process.terminal.clone(), &mut end).await;
             count_dropped_answers(&mut running);
             self.read_last_acks(&mut running).await;
@@ -98,6 +99,7 @@ impl AgentTask {
             outcomes = std::mem::take(&mut running.outcomes);
             let life = running.process.started_at.elapsed();
             self.note_cancelled(&running);
+            // After the last acks and works: what they did not settle is left for the next program.
             let unfinished = running.pipeline.end();
             for typed in unfinished.typed.iter().filter(|typed| typed.is_in_mailbox()) {
                 self.mailbox.on_requeued(typed);
@@ -161,6 +163,7 @@ impl AgentTask {
                 }
                 () = self.mailbox.arrived.notified() => self.on_arrived(running),
                 () = folder_changed(self.launch.ack_watch.as_ref()) => running.ack_files_due = running.latest,
+                // An empty set yields `None` at once, which switches the arm off for this round.
                 Some(done) = running.works.next() => self.on_done(running, done),
                 Some(done) = running.outcomes.next() => self.on_done(running, done),
                 () = sleep_until(deadline) => {}
@@ -196,6 +199,7 @@ impl AgentTask {
                 let done = tokio::select! {
                     Some(done) = running.works.next() => done,
                     Some(done) = running.outcomes.next() => done,
+                    // Both sets are empty.
                     else => break,
                 };
                 self.on_done(running, done);
@@ -223,6 +227,7 @@ impl AgentTask {
             }
             ProcessEnd::Exited { exit, was_requested } => {
                 let (code, signal) = code_and_signal(exit);
+                // A status that was lost counts as a failure: nothing says that the end was on purpose.
                 let is_failure = !was_requested && exit != Exit::Code(0);
                 if is_failure {
                     let crashes = &self.launch.services.crashes;
@@ -242,6 +247,7 @@ impl AgentTask {
                 let signal = signal.map(|signal| signal.to_string());
                 let kind = if is_failure { "session.failed" } else { "session.released" };
                 self.report(kind, json!({ "code": code, "signal": signal }), None);
+                // Published behind `leave`, which frees the name: a driver that reads the event may use it at once.
                 let exited = Event::AgentExited { code, signal: signal.clone(), reason: "child_exited" };
                 match decision {
                     None => {
@@ -273,6 +279,7 @@ impl AgentTask {
         let restart_count = self.restarts.restarts;
         let delay_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
         self.publish(&Event::AgentRestarting { code, signal: signal.clone(), restart_count, delay_ms });
+        // A fixed instant: commands during the pause do not begin it again.
         let due = tokio::time::Instant::now() + pause;
         loop {
             tokio::select! {
@@ -296,6 +303,7 @@ impl AgentTask {
                 self.info.send_modify(|info| {
                     *info = AgentInfo {
                         terminal: Some(terminal),
+                        // The counts stay, since the gauge of all agents is moved by differences to them.
                         mode: info.mode,
                         pending_count: info.pending_count,
                         unsettled_count: info.unsettled_count,
@@ -353,6 +361,7 @@ impl AgentTask {
         self.info.send_if_modified(|info| {
             let changed = info.mode != mode || info.pending_count != pending || info.unsettled_count != unsettled;
             if info.unsettled_count != unsettled {
+                // By the difference: the gauge is the sum over all agents of the harness.
                 let gauge = metrics::gauge!(metric_names::UNSETTLED, "harness" => self.launch.handle.harness.clone());
                 gauge.increment(unsettled as f64 - info.unsettled_count as f64);
             }

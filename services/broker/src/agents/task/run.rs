@@ -22,6 +22,7 @@ use crate::{
 
 /// Work that the task has started.
 pub(in crate::agents) type Works = FuturesUnordered<Work>;
+// Boxed, so that works of different kinds share one set.
 pub(in crate::agents) type Work = Pin<Box<dyn Future<Output = JobResult> + Send>>;
 
 /// Result of something that the task has started.
@@ -56,6 +57,7 @@ pub(in crate::agents) struct ProgramRun {
     pub(in crate::agents) process: StartedProcess,
     pub(in crate::agents) pipeline: Pipeline,
     pub(in crate::agents) readiness: Option<Readiness>,
+    // Dropped with the program, if it has not ended in time. What must outlive the program is in `outcomes`.
     pub(in crate::agents) works: Works,
     /// Outcomes of messages that are not written yet, also those of the programs before.
     pub(in crate::agents) outcomes: Works,

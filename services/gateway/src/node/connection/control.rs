@@ -172,6 +172,7 @@ impl ControlContext {
                     return Outcome { reply: Some(error_reply(id.as_deref(), &error)), effect: RequestEffect::None };
                 }
             },
+            // Queued only for its turn and the check of the token above; the connection records it.
             InboundFrame::Heartbeat(beat) => Ok((None, RequestEffect::ChangeChecked(beat))),
             InboundFrame::Ack(_) | InboundFrame::Ignored => Ok((None, RequestEffect::None)),
         };
@@ -233,6 +234,8 @@ impl ControlContext {
                 frame.auto_join_general.unwrap_or(true),
             )
             .await?;
+        // After the agent is hosted, to which it links the invocation. A malformed id links none, and the agent runs
+        // all the same.
         if let Some(invocation) = frame.invocation_id.as_deref().and_then(|id| id.parse().ok()) {
             self.engine.actions().finish_spawn(&binding.fence, invocation, hosted.agent_id, &hosted.name).await?;
         }
@@ -242,6 +245,7 @@ impl ControlContext {
     async fn recover_agent(self, frame: AgentRecover) -> Result<(Option<Value>, RequestEffect), EngineError> {
         let binding = self.broker_binding()?;
         check_session_ref(frame.session_ref.as_deref())?;
+        // A malformed id gets the refusal of a wrong one.
         let expected: AgentId =
             frame.expected_agent_id.parse().map_err(|_| EngineError::Forbidden(Denial::AgentRecovery))?;
         let session = SessionHandle { session_ref: frame.session_ref.as_deref(), resumable: frame.resumable };
@@ -316,6 +320,7 @@ impl ControlContext {
     async fn record_result_without_reply(self, frame: ActionResult) {
         while let Err(error) = self.clone().record_action_result(frame.clone()).await {
             if !error.is_transient() {
+                // A permanent refusal: without a reply the node cannot learn of it.
                 return;
             }
             tracing::debug!(error = &error as &dyn std::error::Error, "result not recorded, retrying");
@@ -337,6 +342,7 @@ impl ControlContext {
         };
         let id = frame.invocation_id.parse().map_err(|_| EngineError::NotFound(Missing::Invocation))?;
         let done = self.engine.actions().record_provider_result(&binding.fence, id, result).await?;
+        // No error for the node: the invocation has its outcome, or another node has it by now.
         if done == ProviderResultOutcome::Refused {
             tracing::debug!(node.id = %binding.fence.node_id, invocation.id = %id, "late or foreign action result refused");
         }
@@ -356,6 +362,8 @@ impl ControlContext {
             return Err(ApiError::invalid_request(format!("message.send needs the capability {MESSAGE_SEND}")));
         }
         let node = NodeCaller { scope: self.scope, node_id: self.node_id };
+        // No HTTP answer reports the rate limit. The capability covers all kinds of messages, unlike the REST route of
+        // nodes.
         let rules = PostRules { only_channels: false, extensions: None };
         let outcomes = post_all(&self.engine, BatchCaller::Node(&node), batch, rules).await?;
         Ok(outcomes.to_value())

@@ -48,6 +48,7 @@ impl DelayedAcks {
             return None;
         }
         let mut floor = None;
+        // Acks are cumulative, so the last one that is due covers those before it.
         while let Some((_, seq)) = self.waiting.pop_front_if(|(at, _)| *at <= now) {
             floor = Some(seq);
         }

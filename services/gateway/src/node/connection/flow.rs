@@ -48,6 +48,8 @@ const FRAMES_PER_TURN: usize = 16;
 
 impl ConnectionState {
     pub(super) fn on_live(&mut self, agent: AgentId, live: LiveFrame) {
+        // Copies for a whole node come before the registration as well. Its new routes are compared with storage
+        // afterwards.
         let Some(binding) = &self.binding else { return };
         let Some(served) = self.agents.get_mut(&agent) else {
             if self.unserved.len() >= MAX_UNSERVED {
@@ -81,6 +83,7 @@ impl ConnectionState {
             // Too large for a copy, or no room in the queue: read from storage later.
             _ => served.stream.on_head(live.seq),
         }
+        // The hint is for the gateway that serves the agent now; the list shows whether this connection still does.
         if has_moved {
             self.emit(Effect::MailboxChanged(agent));
             self.relist();
@@ -114,12 +117,14 @@ impl ConnectionState {
         let Some(agent) = self.names.get(name).copied().or_else(only) else { return };
         let Some(served) = self.agents.get_mut(&agent) else { return };
         match served.on_probe_answer(up_to, self.conditions.was_restored) {
+            // An ordinary ack. The answer to a probe is one as well (ADR 0002), so both go on below.
             PositionAnswer::Unexpected => {}
             PositionAnswer::Opened => {
                 self.probing = self.probing.saturating_sub(1);
                 self.queue_agent(agent);
             }
             PositionAnswer::AboveSent => {
+                // Not an ack yet: storage must confirm the position before it moves a floor.
                 // The database was restored, or the broker is wrong.
                 if let Some(binding) = &self.binding {
                     let fence = binding.fence.clone();
@@ -157,6 +162,7 @@ impl ConnectionState {
 
     /// Stores the delayed acks that are due, which makes room for more frames.
     pub(super) fn store_due_acks(&mut self) {
+        // For other clients each step would walk all agents in vain.
         if !self.binding.as_ref().is_some_and(|binding| binding.rereads_after_ack) {
             return;
         }
@@ -210,6 +216,7 @@ impl ConnectionState {
             && self.row_bytes.bytes() < MAX_ROW_BYTES;
         let now_ms = self.now_ms();
         let mut wants = Vec::new();
+        // Agents that are queued again below get no turn in this call, unless they could send at once.
         let mut turns = self.queued.len();
         // Without room, the writer wakes the task when there is some.
         while turns > 0 && !self.conditions.room.is_empty() {
@@ -260,6 +267,7 @@ impl ConnectionState {
                 served.probe_sent(self.conditions.now);
                 let name = served.name.clone();
                 self.emit(Effect::ProbePosition { agent, name });
+                // A broker acks it like a delivery, so it counts in the window.
                 self.count_paced_frame();
             }
             return false;
@@ -290,6 +298,7 @@ impl ConnectionState {
         let served = self.agents.get_mut(&agent).filter(|served| served.may_send())?;
         let unix_ms = self.conditions.unix_ms;
         if served.stream.ready_frame().is_some_and(|frame| frame.is_outdated(now, unix_ms)) {
+            // All outdated frames at once: one repair reads them again, instead of one for each.
             served.stream.drop_frames(|frame| frame.is_outdated(now, unix_ms));
             return None;
         }
@@ -300,10 +309,12 @@ impl ConnectionState {
             && seq > served.sent_before
             && let Some(id) = &frame.delivery_id
         {
+            // Right before its delivery, which the SDK looks up when it reads this frame. Tombstones have no delivery.
             let accepted = frame::encode_delivery_accepted(agent, id);
             self.send_text(accepted);
         }
         self.rows_moved = now;
+        // The room is that of the start of the step, so its own frames are counted here.
         self.conditions.room.take(frame.body.byte_len());
         self.emit(Effect::Deliver { agent, seq, frame });
         if is_replay {
@@ -340,6 +351,7 @@ impl ConnectionState {
             Err(_) => {
                 self.repair_after = self.now() + REPAIR_RETRY;
                 for served in self.agents.values_mut() {
+                    // The requests are not kept; it means nothing to streams without one.
                     served.stream.on_repair_failed();
                 }
             }
@@ -417,6 +429,7 @@ impl ConnectionState {
 }
 
 fn outgoing_row(row_bytes: &BufferCount, row: ReplayFrame, now: Instant) -> Option<(Seq, OutgoingFrame)> {
+    // Tombstones are encoded by this process and therefore UTF-8; a row that is dropped here would be requested again.
     let (body, delivery_id, expires_at_ms) = match row.body {
         ReplayBody::Tombstone(body) => (OutgoingBody::Text(Utf8Bytes::try_from(body).ok()?), None, None),
         ReplayBody::Delivery { id, frame, expires_at_ms, memory } => {

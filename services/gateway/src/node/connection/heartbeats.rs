@@ -95,6 +95,7 @@ impl ConnectionState {
             return;
         }
         let declared = Declaration::take_from(&mut beat);
+        // Only capabilities are large. Their memory is held until the change has been handled.
         if declared.capabilities.is_some() {
             self.changes.memory = memory;
         }
@@ -107,6 +108,7 @@ impl ConnectionState {
     /// Requests the check of the token for declarations that differ from the recorded ones.
     pub(super) fn request_change(&mut self) {
         let (Some(binding), Some(newest)) = (&self.binding, &self.changes.newest) else { return };
+        // The end of a change requests the next one; after a failed check the next heartbeat does.
         if self.changes.is_in_progress {
             return;
         }
@@ -114,6 +116,7 @@ impl ConnectionState {
         let (max_agents, version) = &self.changes.recorded;
         // Only a change renames the node: an operator's new name is not undone by heartbeats that repeat the old one.
         changed.name = changed.name.filter(|name| *name != binding.declared_name);
+        // A repetition changes nothing, and each change costs a check of the token.
         changed.max_agents = changed.max_agents.filter(|most| Some(*most) != *max_agents);
         changed.version = changed.version.filter(|newer| Some(newer) != version.as_ref());
         if changed == Declaration::default() {
@@ -146,6 +149,7 @@ impl ConnectionState {
     pub(super) fn on_change_unchecked(&mut self, mut beat: frame::Heartbeat) {
         self.changes.is_in_progress = false;
         let mut unchecked = Declaration::take_from(&mut beat);
+        // The waiting declarations are newer.
         unchecked.merge(std::mem::take(&mut self.changes.waiting));
         self.changes.waiting = unchecked;
     }

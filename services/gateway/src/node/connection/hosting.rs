@@ -31,6 +31,8 @@ impl ConnectionState {
             RequestEffect::None => {}
             RequestEffect::Registered(binding) => {
                 if binding.is_broker {
+                    // Kept when the connection registers again: its unconfirmed frames are in the broker's queue all
+                    // the same.
                     self.pacing.get_or_insert_default();
                 }
                 let read = Read::Serve {
@@ -39,6 +41,8 @@ impl ConnectionState {
                 };
                 self.binding = Some(binding);
                 self.changes.forget_recorded();
+                // Before the read: from now on moves to this provider reach the connection, so that none falls between
+                // the two.
                 self.emit(Effect::Register);
                 self.start_read(read);
             }
@@ -76,6 +80,7 @@ impl ConnectionState {
             RequestEffect::Deregistered => self.close((1000, "deregistered")),
             RequestEffect::Refused { close } => self.close(close),
             RequestEffect::RegistrationFailed { held, close } => {
+                // If it had registered before, it still holds its former provider, which its end must release.
                 self.binding = held.or(self.binding.take());
                 self.close(close);
             }
@@ -104,6 +109,7 @@ impl ConnectionState {
     pub(super) fn relist(&mut self) {
         let Some(binding) = &self.binding else { return };
         if self.relisting != Relisting::Idle {
+            // The read in progress may have passed the row that has changed.
             self.relisting = Relisting::Again;
             return;
         }
@@ -134,6 +140,7 @@ impl ConnectionState {
     /// Starts to serve an agent, or opens its stream if it was gated.
     pub(super) fn adopt_agent(&mut self, position: &MailboxPosition, start: StartMode) {
         let Some(binding) = &self.binding else { return };
+        // It has moved since it was named; the connection there lists it.
         if !is_located_on(position, binding) {
             return;
         }
@@ -184,6 +191,7 @@ impl ConnectionState {
         if let Some((at, floor)) = served.delayed_acks.as_ref().and_then(DelayedAcks::last_pending) {
             self.emit(Effect::StoreAckAt { at, agent, floor });
         }
+        // Otherwise the tick would look for its late answer for ever.
         self.probing -= usize::from(served.is_probing());
         // The name may belong to a newer agent by now.
         if self.names.get(&served.name) == Some(&agent) {
@@ -206,6 +214,7 @@ impl ConnectionState {
         }
         let Some(served) = self.agents.get_mut(&agent) else { return };
         served.stream.on_head(position.next_seq - 1);
+        // The row names this provider, which a copy or a hint has put into doubt.
         served.stream.resume();
         self.emit(Effect::ReclaimRoute { agent, is_assigned: position.provider.is_some() });
         self.queue_agent(agent);

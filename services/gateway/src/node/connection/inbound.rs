@@ -65,14 +65,17 @@ impl Inbound {
             let due = self.arriving.as_ref().map(|(_, due)| *due);
             tokio::select! {
                 biased;
+                // First: a message that is complete needs no memory for a rest.
                 message = self.socket.next() => match message? {
                     Ok(message) => self.on_message(message),
                     Err(error) => return Some(ReadOutcome::Failed(error)),
                 },
                 () = self.gate.full() => {
+                    // More than the largest frame has arrived without the end of a message.
                     if self.arriving.is_some() {
                         return Some(ReadOutcome::Refused(TOO_LARGE));
                     }
+                    // For the largest frame: the size of this one is unknown before its end.
                     let memory = self.bodies.reserve_frame(self.family, FRAME_LIMIT).await;
                     self.arriving = memory.map(|memory| (memory, Instant::now() + MESSAGE_TIMEOUT));
                     self.gate.set_limit(FRAME_LIMIT + HEADER_BYTES);
@@ -91,6 +94,7 @@ impl Inbound {
                 return self.unread.take().map(|message| ReadOutcome::Message(message, None));
             }
         };
+        // The message stays in `unread` during these waits: a cancelled call must not lose it.
         let text = match self.arriving.take() {
             Some((mut memory, _)) => {
                 memory.shrink_to(bytes);

@@ -98,6 +98,7 @@ pub(super) async fn read(engine: Engine, node: NodeCaller, read: Read) -> JobRes
         }
         Read::Relist(fence) => {
             let located = || async {
+                // For each attempt: after an outage, agents that were adopted during it must not seem to be missing.
                 let asked = Instant::now();
                 let positions =
                     engine.mailboxes().positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
@@ -175,6 +176,7 @@ async fn wait_until_ack_stored(engine: &Engine, node: &NodeCaller, agent: AgentI
         match engine.mailboxes().positions(&[(node.scope, agent)]).await.as_deref() {
             // An agent that moved to another node sends no more acks here.
             Ok([position]) if position.ack_floor < floor && position.node_id == node.node_id => {}
+            // Stored. A deleted agent has no position, and its ack is never stored.
             Ok(_) => return,
             Err(error) => {
                 tracing::debug!(error = error as &dyn std::error::Error, "delayed ack not verified, retrying")

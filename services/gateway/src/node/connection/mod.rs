@@ -163,10 +163,13 @@ impl Connection {
                         }
                         return;
                     }
+                    // The stream has ended, so no close frame would arrive.
                     None => return,
                 },
+                // After the socket, whose frames are limited per window: copies cannot wait for long behind them.
                 Some(copies) = inbox.copies.recv() => Input::Live(copies),
                 () = std::future::ready(()), if has_room_again => Input::Wake,
+                // Also at the end of the writer, which the condition of the loop then finds.
                 () = self.outbound.drained() => Input::Wake,
                 () = tokio::time::sleep_until(next_wake) => Input::Wake,
             };
@@ -213,6 +216,7 @@ impl Connection {
             }
             Effect::NextSeq { agent, next } => {
                 if let Some(route) = self.routes.get(&agent) {
+                    // Only the silence check reads it, and an older number costs it no more than a comparison.
                     route.next.store(next, Ordering::Relaxed);
                 }
                 if let Some(binding) = self.state.binding() {
@@ -221,6 +225,7 @@ impl Connection {
             }
             Effect::Sent { agent, up_to, count } => {
                 metrics::counter!(metric_names::DELIVERIES_SENT).increment(count);
+                // 0 leaves the ack floor as it is: moves of one mailbox are merged by their maxima.
                 self.move_cursor(agent, up_to, 0);
             }
             Effect::Acked { agent, floor, latency } => {
@@ -233,6 +238,8 @@ impl Connection {
             }
             Effect::StoreAck { agent, floor } => self.move_cursor(agent, 0, floor),
             Effect::StoreAckAt { at, agent, floor } => {
+                // Built now, while the connection has its binding. A task of its own, because the connection ends
+                // before `at`.
                 let Some(cursor_move) = self.cursor_move(agent, 0, floor) else { return };
                 let engine = engine.clone();
                 spawn_isolated("connection", async move {
@@ -247,6 +254,7 @@ impl Connection {
             Effect::MailboxChanged(agent) => engine.hints().mailbox_changed(self.node.scope, agent),
             Effect::CompareMailbox(agent) => engine.hints().compare_mailbox(self.node.scope, agent),
             Effect::AnswerProbe(answer, outcome) => {
+                // Fails only if its receiver has ended: no answer counts as silence.
                 let _ = answer.send(outcome);
             }
             Effect::Count(metric) => metrics::counter!(metric).increment(1),
@@ -339,6 +347,7 @@ impl Connection {
 
     /// Shuts the connection down: finishes requests, sends the close frame, removes the routes, releases the provider.
     async fn shut_down(mut self, mut inbound: Inbound, writer: tokio::task::JoinHandle<()>) {
+        // First, so that a registration stops its attempts: it must not take the provider for a peer that is closed.
         self.closed.cancel();
         // Requests received before the end still count, above all a deregistration.
         let finish = async {
@@ -356,8 +365,11 @@ impl Connection {
             if (code, reason) == NOT_REGISTERED {
                 metrics::counter!(metric_names::CONNECTIONS_TIMED_OUT, "reason" => "registration").increment(1);
             }
+            // Before the disconnect is recorded, which may take seconds while storage is unavailable.
             self.outbound.send_close(code, reason);
         }
+        // Routes end before the provider is released: copies that arrive from now on cause a hint, instead of waiting
+        // in a queue that is not read any more.
         self.state.drop_all_agents();
         self.perform_effects();
         self.app.registry.remove_peer(&self.handle, self.node.scope, &self.node.node_id);
@@ -368,6 +380,7 @@ impl Connection {
             // Reading on lets the peer's frames and its close arrive. Dropping the socket now would reset it.
             let _ = tokio::time::timeout(CLOSE_LINGER, inbound.drain()).await;
         }
+        // The last sender: without it the writer ends once the queue is written.
         drop(self.outbound);
         let _ = tokio::time::timeout(CLOSE_LINGER, writer).await;
     }

@@ -191,6 +191,8 @@ impl Outbound {
         if !too_high(&self.state) {
             return false;
         }
+        // SeqCst on both sides: with weaker orders each could miss the other's write, and the connection would wait for
+        // ever.
         self.state.drain_awaited.store(true, Ordering::SeqCst);
         too_high(&self.state)
     }
@@ -219,9 +221,11 @@ impl Outbound {
 
     fn enqueue(&self, message: Message) {
         let size = size_of(&message);
+        // Relaxed: only this task adds, and it sees its own additions when it asks for the room.
         self.state.bytes.fetch_add(size, Ordering::Relaxed);
         self.state.frames.fetch_add(1, Ordering::Relaxed);
         if !self.sender.try_send(message) {
+            // The peer does not read its replies, or the writer has ended: either way the connection ends.
             self.state.closed.store(true, Ordering::Relaxed);
             self.state.drained.notify_one();
         }
@@ -252,7 +256,9 @@ async fn drain_queue(mut sink: SplitSink<WebSocket, Message>, mut queue: Receive
             }
             sink.flush().await
         });
+        // An error and a timeout are the same: part of a frame may be written, so nothing can follow it.
         let done = matches!(written.await, Ok(Ok(())));
+        // Not before the flush: frames in the sink are unwritten, and a slow peer must not make room for more of them.
         state.bytes.fetch_sub(bytes, Ordering::SeqCst);
         state.frames.fetch_sub(frames, Ordering::SeqCst);
         if !done || closing {
@@ -262,6 +268,7 @@ async fn drain_queue(mut sink: SplitSink<WebSocket, Message>, mut queue: Receive
             state.drained.notify_one();
         }
     }
+    // Wakes the connection, which may wait for room that will not come.
     state.closed.store(true, Ordering::Relaxed);
     state.drained.notify_one();
 }

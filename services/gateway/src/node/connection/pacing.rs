@@ -11,8 +11,10 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 /// Maximum unconfirmed frames.
+// Half of the acks that the broker's queue holds.
 const WINDOW: u32 = 128;
 /// Frames between two barriers.
+// Half of the window: one half is confirmed while the next is sent.
 const BARRIER_EVERY: u32 = 64;
 /// A broker that confirms nothing for this long is disconnected.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -57,6 +59,7 @@ impl Pacing {
         if let Some(frames) = self.barriers.pop_front() {
             self.unconfirmed = self.unconfirmed.saturating_sub(frames);
         }
+        // The next barrier has its full time from now on, since its own time of sending is not kept.
         self.oldest = (!self.barriers.is_empty()).then_some(now);
     }
 
@@ -69,6 +72,7 @@ impl Pacing {
 
     /// Returns whether the oldest barrier is overdue.
     pub(super) fn is_silent(&self, now: Instant) -> bool {
+        // Frames without a barrier behind them are never confirmed, so their age proves nothing.
         !self.barriers.is_empty() && self.oldest.is_some_and(|since| now - since > SILENCE_TIMEOUT)
     }
 }

@@ -59,6 +59,8 @@ impl ControlContext {
         let epoch = match self.retry_until(until, || self.engine.nodes().register_provider(&registrant)).await {
             Some(taken) => taken?,
             None => {
+                // The last attempt may have been committed. A task of its own, because it looks for that longer than
+                // the socket lives.
                 let engine = self.engine.clone();
                 spawn_isolated("connection", async move { engine.nodes().release_unconfirmed(&registrant).await });
                 return Ok(Outcome { reply: None, effect: self.registration_failed(None, TRY_AGAIN_LATER) });
@@ -140,6 +142,7 @@ impl ControlContext {
             node_id: self.node_id.clone(),
             gateway_id: self.gateway_id,
             is_direct: self.direct,
+            // One time for all attempts: a late one yields to a registration that was requested after it.
             requested_at: self.engine.now(),
             registration: ProviderRegistration {
                 node_name: self.declared_name(frame)?,
@@ -149,6 +152,7 @@ impl ControlContext {
                 cursor_granted: !self.direct && frame.capabilities.iter().any(|c| c.name == CURSOR),
                 tags,
                 version: frame.version.clone(),
+                // That of a broker's node comes from its enrolment.
                 machine_id: frame.machine_id.clone().filter(|_| self.direct),
                 max_agents: i32::try_from(frame.max_agents).unwrap_or(i32::MAX),
             },
@@ -170,6 +174,7 @@ impl ControlContext {
         F: Future<Output = EngineResult<T>>,
     {
         loop {
+            // An attempt that is cut off may have been committed: the caller of a write expects that.
             match tokio::time::timeout_at(until, attempt()).await.ok()? {
                 Err(error) if error.is_transient() => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "registration failed, retrying");

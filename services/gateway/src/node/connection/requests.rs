@@ -57,6 +57,7 @@ impl RequestQueue {
             self.results += 1;
             return self.waiting.pop_front().map(Job::Result);
         }
+        // An inventory that overtakes results could have their invocations placed again.
         if self.results > 0 {
             return None;
         }

@@ -85,16 +85,19 @@ impl ServedAgent {
 
     /// Opens the stream, at once or after a probe. Returns whether a probe is due.
     pub(super) fn open(&mut self, start: Start, position: &MailboxPosition) -> bool {
+        // Named again, as in each inventory: an open stream knows its position, and only the head may be news.
         if self.stream.is_open() {
             self.stream.on_head(position.next_seq - 1);
             return false;
         }
+        // The answer that is awaited decides where the stream starts.
         if self.probe.is_some() {
             return false;
         }
         match start {
             Start::AckFloor => self.open_at(position.ack_floor + 1, position),
             Start::ReportedFloor(floor) => self.open_at(floor + 1, position),
+            // Nothing was acknowledged, so every answer would lead to seq 1.
             Start::Probe if position.ack_floor == 0 => self.open_at(1, position),
             Start::Probe | Start::ProbeAlways => {
                 self.probe = Some(Box::new(Probe { sent: None, position: position.clone(), verifying: false }));
@@ -110,12 +113,15 @@ impl ServedAgent {
         if let Some(acks) = &mut self.delayed_acks {
             acks.open_at(start - 1);
         }
+        // The settled floor may be above all that was sent, since rows are settled over REST and expire as well. A
+        // broker that was given it as its position acks it, and that ack must not be clamped.
         let sent = position.sent_seq.max(position.settled_floor.min(start - 1));
         self.stream.open(start, position.next_seq - 1, sent, position.ack_floor);
     }
 
     /// Handles the first ack after the probe. `may_be_above` says whether the broker may know more than the database.
     pub(super) fn on_probe_answer(&mut self, acked: Seq, may_be_above: bool) -> PositionAnswer {
+        // Before the probe has left, and while an answer is verified, an ack answers nothing.
         let Some(probe) = self.probe.as_mut().filter(|probe| probe.sent.is_some() && !probe.verifying) else {
             return PositionAnswer::Unexpected;
         };
@@ -139,7 +145,10 @@ impl ServedAgent {
         self.probe = None;
         let floor = position.ack_floor;
         let start = match acked {
+            // Not behind a gap, which a broker does not accept; frames that it has are acked at once and do no harm
+            // (ADR 0002).
             1.. => acked.min(floor) + 1,
+            // No position: every version accepts 1 as the first seq, and tombstones lead it to the floor.
             _ if floor <= REPLAY_FROM_ONE => 1,
             _ => floor + 1,
         };

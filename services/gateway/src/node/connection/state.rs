@@ -168,6 +168,7 @@ impl ConnectionState {
         // A busy connection must not postpone its tick.
         self.tick_if_due();
         self.close_if_unregistered();
+        // Once the end is decided nothing more leaves: the agents may be served elsewhere by now.
         if self.closing.is_none() {
             self.store_due_acks();
             self.pump_deliveries();
@@ -253,9 +254,12 @@ impl ConnectionState {
             Err(refusal) => return self.refuse(refusal.id.as_deref(), "invalid_message", &refusal.message),
         };
         match decoded.frame {
+            // Never queued behind requests: acks make room for deliveries and need no storage to be accepted. A number
+            // that does not fit is clamped to the highest seq sent, as any other.
             InboundFrame::Ack(ack) => self.on_ack(&ack.agent, i64::try_from(ack.up_to_seq).unwrap_or(i64::MAX)),
             InboundFrame::Heartbeat(beat) => self.on_heartbeat(decoded.id.as_deref(), *beat, memory),
             InboundFrame::Ignored => {}
+            // Here and not with the other checks, because on sockets its code is `invalid_message`.
             InboundFrame::Register(register)
                 if let Some(refusal) = declared_tags(&register).iter().find_map(|tag| check_repo_tag(tag).err()) =>
             {
@@ -300,6 +304,7 @@ impl ConnectionState {
             }
             Event::Close { code, reason } => self.close((code, reason)),
             Event::ProveLiveness(proof) => {
+                // Any frame is a proof; the ping causes one at once.
                 self.emit(Effect::Ping);
                 self.liveness.add_proof(self.now(), proof);
             }
@@ -367,6 +372,7 @@ impl ConnectionState {
 
     /// Prepares the end: requests that were received before it still run.
     pub(super) fn stop(&mut self) {
+        // The registration is done; only its reply waited for the agent.
         if self.registration_reply.take().is_some() {
             self.requests.on_request_done();
         }
@@ -384,8 +390,10 @@ impl ConnectionState {
             JobResult::Request(outcome) => {
                 self.requests.on_request_done();
                 match outcome.effect {
+                    // The provider is taken, so the end of the connection has to release it.
                     RequestEffect::Registered(binding)
                     | RequestEffect::RegistrationFailed { held: Some(binding), .. } => self.binding = Some(binding),
+                    // Clients declare a change once, so it is recorded although the connection ends.
                     RequestEffect::ChangeChecked(beat) => self.on_change_checked(*beat),
                     RequestEffect::None
                     | RequestEffect::ChangeUnchecked(_)
@@ -432,11 +440,14 @@ impl ConnectionState {
         // A broker without room for paced frames wakes the task when it confirms some.
         let retry = !self.queued.is_empty() && self.has_room();
         if retry && !self.conditions.is_trusted {
+            // The renewal of the lease, once a second, brings the trust back.
             return Duration::from_millis(200);
         }
         if retry || self.rate.1 >= MAX_FRAMES_PER_WINDOW {
+            // Half of the shortest time after which a gap is read from storage.
             Duration::from_millis(10)
         } else if self.liveness.awaits_proof() || self.probing > 0 {
+            // A tenth of the time that a peer has for its proof.
             Duration::from_millis(100)
         } else {
             Duration::from_secs(5)

@@ -304,5 +304,6 @@ fn parse_status(word: &str) -> Result<AgentStatus, ApiError> {
 }
 
 fn skills_to_json(skills: Option<Vec<wire::Skill>>) -> Option<Value> {
+    // Decoded from JSON, so they encode.
     skills.and_then(|skills| serde_json::to_value(skills).ok())
 }

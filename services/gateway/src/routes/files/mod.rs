@@ -166,11 +166,13 @@ pub async fn send(
 ) -> Result<Response, ApiError> {
     let grant = state.engine.files().grant(&query.token, Purpose::Download)?;
     let file = state.engine.files().download(grant).await?;
+    // Stored names and types may hold characters that no header takes.
     let text = |value: &str, otherwise| HeaderValue::from_str(value).unwrap_or(HeaderValue::from_static(otherwise));
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, text(&file.row.content_type, "application/octet-stream"));
     headers.insert(CONTENT_LENGTH, file.row.size_bytes.into());
     headers.insert(CONTENT_DISPOSITION, text(&content_disposition(&file.row.filename), "attachment"));
+    // Tenants choose type and contents: a browser must not run them as a page of this origin.
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; sandbox"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("private, no-store"));

@@ -184,6 +184,7 @@ fn to_delivery(delivery: Delivery) -> wire::Delivery {
         last_dispatch_error: retried.and_then(|retried| retried.error.clone()),
         mode: delivery.mode.delivery_word(),
         reason: delivery.reason().map(str::to_owned),
+        // Always the same: deliveries have no priorities, and strict clients require the field.
         priority: "normal",
         retryable: reported.and_then(|reported| reported.retryable),
         error: reported.and_then(|reported| reported.error.clone()),

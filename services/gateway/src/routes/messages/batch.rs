@@ -87,6 +87,7 @@ pub(crate) async fn post_all(
     let mut posts = Vec::with_capacity(body.messages.len());
     for raw in &body.messages {
         let (class, post) = read_post(raw.get(), rules.only_channels);
+        // Malformed posts are charged as well: on their own routes the charge precedes the body.
         let outcome = match charges.charge(class).await {
             Ok(()) => post.map(|post| posts.push(post)),
             Err(error) => Err(error),
@@ -96,6 +97,8 @@ pub(crate) async fn post_all(
     let mut posted = engine.messages().post_batch(caller, posts).await.into_iter();
     let outcome = |refusal: Option<ApiError>| match refusal {
         Some(error) => error.into_outcome(),
+        // There is one outcome for each post. Without it the message could have been accepted, so no refusal is
+        // claimed.
         None => to_outcome(posted.next().unwrap_or(Err(EngineError::OutcomeUnknown))),
     };
     Ok(BatchOutcomes { outcomes: refused.into_iter().map(outcome).collect() })

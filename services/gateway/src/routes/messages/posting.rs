@@ -161,6 +161,7 @@ pub async fn to_conversation(
 pub(super) fn to_draft(body: PostBody) -> Draft {
     Draft {
         text: body.text,
+        // Some clients send null for an absent field, and a repetition under the same key may differ in that.
         blocks: body.blocks.filter(|blocks| !blocks.is_null()),
         data: body.data.filter(|data| !data.is_null()),
         attachments: body.attachments.unwrap_or_default(),
