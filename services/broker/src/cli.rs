@@ -76,7 +76,7 @@ pub(crate) struct Init {
     #[arg(long, env = "AGENT_RELAY_RUN_AS", value_name = "USER")]
     pub(crate) run_as: Option<String>,
     /// Gives agents the workspace key, which published clients expect.
-    // With a value, since a flag without one cannot switch off what is on by default.
+    // With a value, since a flag without one cannot switch off a default.
     #[arg(long, env = "AGENT_RELAY_SHARE_WORKSPACE_KEY", default_value_t = true, action = clap::ArgAction::Set)]
     pub(crate) share_workspace_key: bool,
     /// Starts known programs with the arguments that switch their permission questions off.

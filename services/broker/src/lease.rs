@@ -45,7 +45,7 @@ impl Lease {
                 if Instant::now() >= due {
                     return;
                 }
-                // A renewal during the sleep is seen behind it, so that renewing has to wake nothing.
+                // A renewal during the sleep is seen after it, so that renewing has to wake nothing.
                 sleep_until(due).await;
             },
         }

@@ -234,6 +234,22 @@ async fn a_stop_leaves_no_process_no_connection_file_and_no_folder_for_acks() ->
 }
 
 #[tokio::test]
+async fn a_broker_that_stops_starts_no_further_agents() -> Result<()> {
+    let scene = Scene::new("stopping").await?;
+    // The stop waits for it.
+    scene.spawn("stubborn", "cooked", &["--ignore-signals"]).await?;
+    scene.broker.call("POST", "/api/shutdown", None).await?.success()?;
+    // The answer comes before the stop begins. Without a terminal, since the host of the terminals refuses programs.
+    let late = json!({ "name": "late", "cli": "claude", "transport": "headless" });
+    wait::until_ok("the refusal", SOON, || async {
+        let spawned = scene.broker.call("POST", "/api/spawn", Some(late.clone())).await?;
+        ensure!((spawned.status, &spawned.body["code"]) == (503, &json!("worker_disappeared")), "{}", spawned.body);
+        anyhow::Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
 async fn an_agent_that_fails_is_restarted_and_its_end_is_reported() -> Result<()> {
     let scene = Scene::new("failing").await?;
     let policy = json!({ "restartPolicy": { "maxRestarts": 1, "cooldownMs": 50 } });

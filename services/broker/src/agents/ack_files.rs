@@ -120,7 +120,8 @@ impl AckFolder {
             let is_small = usize::try_from(facts.st_size).is_ok_and(|bytes| bytes <= MAX_ACK_FILE_BYTES);
             if is_small
                 && self.is_agents_file(&facts)
-                // A file of the future has no age; at the end it is removed all the same.
+                // A file with a modification time in the future has no age; at the agent's end it is removed all the
+                // same.
                 && (least_age.is_zero() || age(&facts).is_some_and(|age| age >= least_age))
             {
                 // The next sweep comes to it again.
@@ -201,7 +202,8 @@ fn open_folder(
     relative: Option<&str>,
     prepare: impl Fn(&OwnedFd, &str) -> io::Result<()>,
 ) -> io::Result<OwnedFd> {
-    // The first step may follow links: the driver has named that folder. Only what is below it belongs to the project.
+    // The first step may follow links: the driver has named that folder. Only the folders below it belong to the
+    // project.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut folder = fs::open(above, flags, Mode::empty())?;
     for name in relative.into_iter().flat_map(|relative| relative.split('/')) {

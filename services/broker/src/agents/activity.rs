@@ -84,7 +84,7 @@ impl BlockedWatch {
 
     /// Instant of the next report, unless the message is typed before.
     pub(super) fn next_report(&self, typing_since: Option<Timestamp>) -> Option<Timestamp> {
-        // The beginning of the wait stands for the message: that of another one is later.
+        // The start of the wait identifies the message: the wait of another message starts later.
         typing_since.filter(|_| self.reported != typing_since).map(|since| since + BLOCKED_AFTER)
     }
 }

@@ -43,10 +43,10 @@ pub(crate) enum AgentCommand {
         event_id: Option<String>,
         reply: oneshot::Sender<AckAnswer>,
     },
-    /// Types a message that failed once more.
+    /// Types a message that failed once more. The answer is `false` if its dead letter was taken before.
     Redeliver {
-        message: Box<Message>,
-        reply: oneshot::Sender<()>,
+        delivery_id: String,
+        reply: oneshot::Sender<bool>,
     },
     /// A person has typed; the keys are in the terminal already.
     Keys(Bytes),
@@ -117,7 +117,7 @@ impl AgentHandle {
     ) -> Result<T, AgentError> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(command(reply)).await.map_err(|_| AgentError::Disappeared)?;
-        // The task drops a reply that it does not give, and all of them with its end.
+        // The reply is dropped if the task gives none, or ends.
         answer.await.map_err(|_| AgentError::Disappeared)
     }
 
@@ -152,7 +152,7 @@ impl AgentHandle {
         let queued = timeout_at(deadline, self.terminal()?.write_input(keys.clone())).await;
         let ticket = queued.map_err(|_| AgentError::NotTaken)?.map_err(write_error)?;
         wait_written(ticket, deadline).await?;
-        // Keys that the program has: the pipeline keeps messages off their unfinished line.
+        // Only keys that the program has received: the pipeline types no message into a line that they have begun.
         self.note_keys(&keys);
         Ok(keys.len())
     }

@@ -37,7 +37,7 @@ impl ContextBudget {
     /// Takes output. Returns the share that is left if it has changed.
     pub(super) fn on_text(&mut self, at: Timestamp, text: &str) -> Option<u8> {
         if self.echoes.is_echo_possible(at) {
-            // Half an echo must not become a statement with the output behind it.
+            // Half an echo must not become a statement with the output after it.
             self.tail.clear();
             return None;
         }

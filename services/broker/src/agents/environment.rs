@@ -85,7 +85,7 @@ pub(super) fn environment(
     if let Some(folder) = ack_folder {
         environment.insert("AGENT_RELAY_ACK_DIR".into(), folder.into());
     }
-    // Last, so that the driver's values win. Only the marker is set behind them, when the process is started.
+    // Last, so that the driver's values win. Only the marker is set after them, when the process is started.
     for (name, value) in &spec.env {
         environment.insert(name.into(), value.into());
     }

@@ -51,14 +51,14 @@ impl StartedProcess {
             ..SpawnRequest::new(spec.program.as_str(), marker.as_str())
         };
         let (terminal, events) = services.host.spawn(request).await.map_err(|error| {
-            // No fault of the program: the broker stops.
+            // The broker is stopping; the program is not at fault.
             if matches!(error, PtyError::ShuttingDown) {
                 AgentError::Disappeared
             } else {
                 AgentError::SpawnFailed(error.to_string())
             }
         })?;
-        // Behind the start, which gives the id. If the broker is killed in between, its terminal closes and hangs the
+        // After the start, which gives the id. If the broker is killed in between, its terminal closes and hangs the
         // program up.
         match launch.write_down(marker, terminal.identity()).await {
             Ok(()) => Ok(Self { terminal, events, started_at: Instant::now() }),

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use subtle::ConstantTimeEq as _;
@@ -15,6 +18,8 @@ use crate::metric_names;
 #[derive(Debug, Default)]
 pub(crate) struct Agents {
     slots: RwLock<BTreeMap<String, Slot>>,
+    /// The broker stops. Changed and read under the lock of the slots, so that a stop misses no start.
+    is_closed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -41,10 +46,13 @@ pub(super) struct Reservation {
 }
 
 impl Agents {
-    /// Reserves a name. `max` is the greatest number of agents, 0 for any.
+    /// Reserves a name, unless the broker stops. `max` is the greatest number of agents, 0 for any.
     pub(super) fn reserve(self: &Arc<Self>, name: &str, max: u32) -> Result<Reservation, AgentError> {
         // Held from the check to the insert, so that of two spawns of a name one is refused.
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(AgentError::Disappeared);
+        }
         if slots.contains_key(name) {
             return Err(AgentError::AlreadyExists { name: name.to_owned() });
         }
@@ -55,6 +63,14 @@ impl Agents {
         slots.insert(name.to_owned(), Slot::Starting(start.clone()));
         metrics::gauge!(metric_names::AGENTS).set(slots.len() as f64);
         Ok(Reservation { agents: self.clone(), name: name.to_owned(), start })
+    }
+
+    /// Refuses further agents, and returns the names of those that run or start.
+    pub(crate) fn close(&self) -> Vec<String> {
+        // A read excludes reservations, which write.
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        self.is_closed.store(true, Ordering::Relaxed);
+        slots.keys().cloned().collect()
     }
 
     /// Ends the start of an agent that does not run yet, and waits until it runs all the same or is given up.
@@ -120,7 +136,7 @@ impl Reservation {
     /// The agent runs under the name.
     pub(super) fn run(self, handle: AgentHandle) {
         let mut slots = self.agents.slots.write().unwrap_or_else(PoisonError::into_inner);
-        // Dropping `self` behind this leaves the slot alone and ends the waits for the start.
+        // Dropping `self` after this leaves the slot alone and ends the waits for the start.
         slots.insert(self.name.clone(), Slot::Running(handle));
     }
 }
@@ -156,5 +172,23 @@ mod tests {
         let again = agents.reserve("ada", 1).expect("the name is free");
         assert!(agents.is_in_use("ada"));
         drop(again);
+    }
+
+    #[tokio::test]
+    async fn no_agent_is_missed_when_further_ones_are_refused() {
+        let agents = Arc::<Agents>::default();
+        let starting = agents.reserve("ada", 0).expect("a free name");
+        assert_eq!(agents.close(), ["ada"]);
+        for name in ["ada", "bob"] {
+            let refused = agents.reserve(name, 0).expect_err("it is closed");
+            assert!(matches!(refused, AgentError::Disappeared), "{refused}");
+        }
+        let released = starting.released();
+        let start = async {
+            released.cancelled().await;
+            drop(starting);
+        };
+        tokio::join!(agents.end_start("ada"), start);
+        assert!(agents.close().is_empty());
     }
 }

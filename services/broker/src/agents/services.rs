@@ -174,7 +174,8 @@ pub(crate) struct Receipt {
 pub(crate) async fn run_receipts(engine: Engine, hub: Arc<Hub>, mut receipts: mpsc::Receiver<Receipt>) {
     let mut reported = ReportedReads::default();
     let receipts = poll_fn(move |context| receipts.poll_recv(context)).map(|receipt| {
-        // Decided in the order of the queue: side by side, two receipts of one message could both be new.
+        // Decided in the order of the queue, so that the first receipt of a message is the one reported. The concurrent
+        // futures below cannot share the set.
         let is_new = reported.insert(&receipt);
         (receipt, is_new)
     });

@@ -6,7 +6,6 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use relay_pty::ProcessIdentity;
 use relay_verification::{RequiredChannels, strategy::Strategy};
 use serde_json::json;
 use tokio::{
@@ -101,7 +100,14 @@ impl Spawner {
             true => Err(AgentError::Disappeared),
             false => self.start(&spec, &agent, source).await,
         };
-        let StartedAgent { handle, pid, life } = started.inspect_err(|_| self.undo(&spec.name, &agent.binding))?;
+        let StartedAgent { handle, pid, life } = match started {
+            Ok(started) => started,
+            Err(error) => {
+                // Before the name is free: the next agent of the name has the same entries in files of projects.
+                self.undo(&spec.name, &agent.binding).await;
+                return Err(error);
+            }
+        };
         let pre_registered = spec.agent_token.is_some();
         let facts = process_facts(&spec, pid);
         services.counters.spawned.fetch_add(1, Ordering::Relaxed);
@@ -126,12 +132,14 @@ impl Spawner {
     }
 
     /// Takes back what was done for an agent whose program could not be started.
-    fn undo(&self, name: &str, binding: &AgentBinding) {
+    async fn undo(&self, name: &str, binding: &AgentBinding) {
         if let Some(agent_id) = binding.end() {
             self.services.link.unhost(name, &agent_id);
         }
-        let (files, name) = (self.services.project_files.clone(), name.to_owned());
-        self.services.tasks.spawn_blocking(move || files.remove(&name));
+        let (files, agent) = (self.services.project_files.clone(), name.to_owned());
+        if let Err(error) = tokio::task::spawn_blocking(move || files.remove(&agent)).await {
+            tracing::error!(agent.name = name, %error, "files of a project were not restored");
+        }
     }
 
     /// Puts the notes of an earlier agent in front of the task.
@@ -179,11 +187,8 @@ impl Spawner {
         let (launch, profile) = self.prepare(spec, agent, info_receiver, commands).await?;
         let handle = launch.handle.clone();
         if let Some(headless) = launch.handle.spec.headless.clone() {
-            let marker = uuid::Uuid::new_v4().simple().to_string();
-            // No process runs yet: its processes are found by the marker.
-            launch.write_down(marker.clone(), ProcessIdentity::NONE).await?;
             let base = AgentTask::new(launch, profile, agent.mailbox.clone(), info, inbox);
-            let task = HeadlessTask::new(base, headless, marker)?;
+            let task = HeadlessTask::prepare(base, headless).await?;
             return Ok(StartedAgent { handle, pid: None, life: Box::pin(task.run()) });
         }
         let process = match StartedProcess::start(&launch, source == SpawnSource::Restart).await {

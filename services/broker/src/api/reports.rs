@@ -117,13 +117,15 @@ pub(super) async fn redeliver(ready: Ready, Path(delivery_id): Path<String>) -> 
     let letters = &ready.services.dead_letters;
     let unknown =
         || ApiError::new(StatusCode::NOT_FOUND, "delivery_not_found", "no failed delivery of that id is remembered");
-    let letter = letters.get(&delivery_id).ok_or_else(unknown)?;
-    let agent = ready.services.agents.get(&letter.agent)?;
-    let message = Box::new(letter.message);
-    agent.ask(|reply| AgentCommand::Redeliver { message, reply }).await?;
-    // Only when the agent has taken it: one that ends meanwhile leaves the letter for another call.
-    letters.remove(&delivery_id);
-    Ok(Json(json!({ "success": true, "delivery_id": delivery_id, "name": letter.agent })))
+    let name = letters.agent_name(&delivery_id).ok_or_else(unknown)?;
+    let agent = ready.services.agents.get(&name)?;
+    // The agent's task takes the letter: of several calls at once one gets it, and an agent that ends meanwhile leaves
+    // it for another call.
+    let id = delivery_id.clone();
+    if !agent.ask(|reply| AgentCommand::Redeliver { delivery_id: id, reply }).await? {
+        return Err(unknown());
+    }
+    Ok(Json(json!({ "success": true, "delivery_id": delivery_id, "name": name })))
 }
 
 fn unauthorized() -> ApiError {

@@ -96,7 +96,7 @@ pub(super) async fn post(ready: &Ready, body: SendBody) -> ApiResult<Value> {
         "success": true,
         "event_id": event_id,
         "local": is_local,
-        // Published drivers read it. Here no message goes past the engine.
+        // Published drivers read it. Always true: no message of this broker bypasses the engine.
         "relaycast_published": true,
         "workspace_id": identity.workspace_id,
         "workspace_alias": identity.workspace_alias,

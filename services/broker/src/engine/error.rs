@@ -73,7 +73,7 @@ impl EngineError {
         match self {
             // What cannot be read is not of the engine: a proxy in front of it has answered.
             Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Unreadable(_) => true,
-            // The engine's refusals have a code: one without is of a proxy as well.
+            // The engine's refusals have a code: one without a code comes from a proxy as well.
             Self::Refused { status, code, .. } => *status >= 500 || *status == 429 || code == NO_CODE,
         }
     }

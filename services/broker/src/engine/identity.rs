@@ -250,7 +250,7 @@ async fn register_own_agent(engine: &Engine, workspace_key: &str, request: &Join
 
 /// Joins a channel as the broker's own agent and mutes it, so that no mail piles up there.
 async fn mute_channel(engine: &Engine, agent_token: &str, channel: &str) {
-    // Fails where the channel exists, which is usual: only joining decides.
+    // Fails if the channel exists, which is usual: only joining and muting decide.
     let created = engine.call(Request::post(&["channels"], agent_token, json!({ "name": channel }))).await;
     let joined = engine.call(Request::post(&["channels", channel, "join"], agent_token, json!({}))).await;
     let muted = engine.call(Request::post(&["channels", channel, "mute"], agent_token, json!({}))).await;

@@ -29,11 +29,11 @@ use crate::events::Hub;
 
 // The engine tries for 8 s while its storage is unavailable, and closes the socket with 1013 then.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
-// The engine counts a provider as silent after 45 s: three heartbeats may be lost or late.
+// The engine counts a provider as silent after 45 s: two heartbeats in a row may be lost.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(12);
 const INVENTORY_EVERY: Duration = Duration::from_secs(60);
 /// Time without an inbound frame after which the connection is closed.
-// Four pings of `HEARTBEAT_EVERY` without a pong.
+// Four times `HEARTBEAT_EVERY`: about three pings have had no pong by then.
 const SILENCE: Duration = Duration::from_secs(48);
 /// Acks that come within this time are written together.
 const ACK_DELAY: Duration = Duration::from_millis(20);
@@ -87,8 +87,8 @@ impl<'a> Connection<'a> {
             requests,
             stream,
             outbox,
-            // New with each connection, since replies come on that of their request. Callers of the last one see their
-            // replies dropped, and repeat what they still need.
+            // New with each connection, since a reply comes on the connection of its request. Callers on the previous
+            // one see their replies dropped, and repeat what they still need.
             pending: PendingRequests::default(),
             last_inbound: now,
             last_heartbeat: now,
@@ -127,8 +127,9 @@ impl<'a> Connection<'a> {
             outcome = self.register_manifest(&self.shared.bootstrap.clone()).await?;
         }
         outcome.map_err(|refused| format!("the registration was refused: {} ({})", refused.message, refused.code))?;
-        // The inventory first: acks count only for agents that are served here. All positions are repeated, because
-        // acks that the last connection took may not have arrived.
+        // The inventory first: an engine that handles frames in order counts acks only for agents it serves here.
+        // Others ask for the position. All positions are repeated, because acks that the last connection took may not
+        // have arrived.
         self.announce()?;
         for (name, mailbox) in self.shared.hosted.mailboxes() {
             self.send_ack(&name, mailbox.acked())?;
@@ -198,7 +199,7 @@ impl<'a> Connection<'a> {
                 return;
             }
         }
-        // In this order: acks behind the goodbye have no effect.
+        // In this order: acks after the goodbye have no effect.
         let goodbye = self.flush_acks().and_then(|()| self.send(None, &InboundFrame::Deregister));
         if goodbye.is_err() {
             return;
@@ -265,7 +266,8 @@ impl<'a> Connection<'a> {
 
     fn tick(&mut self) -> Result<(), String> {
         let now = Instant::now();
-        // Neither a close nor a registration has followed: a new connection settles which of the two holds.
+        // The engine has neither closed the socket nor registered the node again: a new connection leads to a known
+        // state.
         if self.renewed_at.is_some_and(|renewed_at| now.duration_since(renewed_at) >= CLOSE_TIMEOUT) {
             return Err("deregistered".to_owned());
         }

@@ -211,7 +211,7 @@ impl EngineLink {
 
     /// Withdraws what a runner offered.
     pub(crate) fn withdraw(&self) {
-        // Before the request, which registers the manifest of its moment.
+        // Before the request: `Renew` registers the manifest that is current when it is handled.
         self.shared.manifest.send_replace(self.shared.bootstrap.clone());
         if self.requests.try_send(LinkRequest::Renew).is_err() {
             tracing::debug!("no connection takes requests, the next one registers without the runner");

@@ -39,7 +39,7 @@ impl PendingRequests {
         self.next_id += 1;
         if self.waiting.len() >= MAX_WAITING {
             let logged = self.waiting.iter().find(|(_, waiting)| matches!(waiting, WaitingRequest::Logged(_)));
-            // Its caller sees the reply dropped. The registration of an agent is repeated then.
+            // A caller whose request is given up sees its reply dropped; the registration of an agent is then repeated.
             let oldest = logged.or_else(|| self.waiting.first_key_value()).map(|(number, _)| *number);
             oldest.map(|number| self.waiting.remove(&number));
             count_dropped("engine_replies");

@@ -36,7 +36,7 @@ impl Repeats {
         if self.renewed_at.is_some_and(|renewed_at| now.duration_since(renewed_at) < RENEWAL_EVERY) {
             return None;
         }
-        // A gap that is left has its patience once more after the repetition.
+        // A gap that remains after the renewal waits the full `GAP_PATIENCE` again.
         (self.gap_since, self.renewed_at) = (None, Some(now));
         Some(reason)
     }

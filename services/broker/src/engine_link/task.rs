@@ -151,7 +151,7 @@ impl LinkTask {
     }
 
     async fn serve(&mut self, socket: Socket) -> End {
-        // Before the registration, behind which the engine repeats everything above the acks.
+        // Before the registration, after which the engine repeats everything above the acks.
         for (_, mailbox) in self.shared.hosted.mailboxes() {
             mailbox.on_reconnected();
         }

@@ -145,7 +145,7 @@ impl Subscription {
             if let Some(gap) = self.gap.take() {
                 return Next::Events(vec![gap.into()]);
             }
-            // Before the ring is read: an event that comes behind the read ends the wait below.
+            // Before the ring is read: an event that comes after the read ends the wait below.
             self.newest.mark_unchanged();
             let page = {
                 let ring = self.hub.ring.lock().unwrap_or_else(PoisonError::into_inner);

@@ -21,7 +21,7 @@ impl Ring {
         let event: Arc<str> = encode(self.newest).into();
         self.bytes += event.len();
         self.events.push_back(event);
-        // One event above the bound is kept, since readers must get the newest.
+        // A single event larger than `MAX_BYTES` is kept, since readers must get the newest.
         while self.events.len() > MAX_EVENTS || (self.bytes > MAX_BYTES && self.events.len() > 1) {
             self.bytes -= self.events.pop_front().map_or(0, |oldest| oldest.len());
         }

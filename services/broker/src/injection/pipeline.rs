@@ -297,7 +297,7 @@ impl Pipeline {
                 self.starts_at = Some(instant);
                 return;
             }
-            // Either comes as an event, behind which the pipeline is polled.
+            // Either comes as an event, after which the pipeline is polled.
             InjectionStart::AfterEnter | InjectionStart::AfterVerdict => return,
         }
         let ready_at = match again {

@@ -48,7 +48,7 @@ impl Pipeline {
         // If an ack came between the request and the write, the text is typed all the same and changes nothing.
         if outstanding.delivery.begin_attempt(at) {
             let ends_at = outstanding.delivery.attempt().map_or(at, Attempt::echo_ends_at);
-            // Of the attempt before: a watch looks only at the output behind the beginning of its own attempt.
+            // Of the attempt before: a watch looks only at the output after the beginning of its own attempt.
             if let Some(watch) = outstanding.watch.take() {
                 self.echo.end(watch);
             }
@@ -168,7 +168,7 @@ impl Pipeline {
         if is_task && attempt <= 1 {
             effects.push(Effect::TaskTyped);
         }
-        // Behind the event of the injection, since they follow from it for drivers.
+        // After the event of the injection, since they follow from it for drivers.
         effects.extend(held_back);
         effects
     }

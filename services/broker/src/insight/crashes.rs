@@ -26,6 +26,8 @@ const HOUR_MS: i64 = 3_600_000;
 pub(crate) struct CrashLog {
     path: PathBuf,
     content: Mutex<Content>,
+    /// Held during a write of the file.
+    writing: Mutex<()>,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -42,11 +44,14 @@ impl CrashLog {
     /// If the file cannot be read, or a newer broker has written it.
     pub(crate) fn open(path: PathBuf) -> Result<Self> {
         let content = read_versioned(&path, VERSION)?.unwrap_or_default();
-        Ok(Self { path, content: Mutex::new(content) })
+        Ok(Self { path, content: Mutex::new(content), writing: Mutex::default() })
     }
 
     /// Writes the file. Blocks.
     pub(crate) fn write(&self) -> Result<()> {
+        // Before the content is read, so that an older one never replaces a newer one. Not the lock of the content,
+        // which the tasks of agents take: the disk may be slow.
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let content = self.lock().clone();
         write_versioned(&self.path, VERSION, &content)
     }
@@ -112,8 +117,8 @@ impl CrashLog {
 /// Kind of the crash behind an end.
 fn category_of(code: Option<i32>, signal: Option<i32>) -> CrashCategory {
     match (code, signal) {
-        // Codes above 128 are those of shells: 128 and the signal. Ends of released agents are not recorded, so signal
-        // 9 is most likely from the kernel for lack of memory.
+        // Shells report a signal as 128 plus its number. Ends of released agents are not recorded, so signal 9 is most
+        // likely from the kernel for lack of memory.
         (_, Some(11)) | (Some(139), _) => CrashCategory::Segfault,
         (_, Some(9)) | (Some(137), _) => CrashCategory::Oom,
         (_, Some(_)) => CrashCategory::Signal,
@@ -141,5 +146,24 @@ mod tests {
         assert_eq!(insights.patterns[0].agents, ["ada"]);
         log.write().expect("a file");
         assert_eq!(CrashLog::open(path).expect("a log").insights(1000).recent, insights.recent);
+    }
+
+    #[test]
+    fn crashes_at_the_same_time_are_all_in_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("crash-insights.json");
+        let log = CrashLog::open(path.clone()).expect("a log");
+        std::thread::scope(|scope| {
+            for agent in ["ada", "bob", "eve", "joe"] {
+                let log = &log;
+                scope.spawn(move || {
+                    for _ in 0..10 {
+                        log.record(agent, Some(1), None, 5, 1000);
+                        log.write().expect("a file");
+                    }
+                });
+            }
+        });
+        assert_eq!(CrashLog::open(path).expect("a log").total(), 40);
     }
 }

@@ -51,20 +51,20 @@ impl DeadLetters {
         self.lock().letters.iter().map(DeadLetter::shown).collect()
     }
 
-    /// The letter of a delivery.
-    pub(crate) fn get(&self, delivery_id: &str) -> Option<DeadLetter> {
-        self.lock().letters.iter().find(|letter| letter.message.delivery_id == delivery_id).cloned()
+    /// Name of the agent that a delivery has failed for.
+    pub(crate) fn agent_name(&self, delivery_id: &str) -> Option<String> {
+        let content = self.lock();
+        let letter = content.letters.iter().find(|letter| letter.message.delivery_id == delivery_id);
+        letter.map(|letter| letter.agent.clone())
     }
 
-    /// Forgets the letter of a delivery that is typed again.
-    pub(crate) fn remove(&self, delivery_id: &str) {
+    /// Takes the letter of a delivery that is typed again.
+    pub(crate) fn take(&self, delivery_id: &str) -> Option<DeadLetter> {
         let mut content = self.lock();
-        let Some(index) = content.letters.iter().position(|letter| letter.message.delivery_id == delivery_id) else {
-            return;
-        };
-        if let Some(removed) = content.letters.remove(index) {
-            content.bytes -= removed.message.len();
-        }
+        let index = content.letters.iter().position(|letter| letter.message.delivery_id == delivery_id)?;
+        let letter = content.letters.remove(index)?;
+        content.bytes -= letter.message.len();
+        Some(letter)
     }
 
     fn lock(&self) -> MutexGuard<'_, Content> {
@@ -104,9 +104,9 @@ mod tests {
         let letters = DeadLetters::default();
         (0..REMEMBERED + 2).for_each(|number| letters.add(letter(number, "x")));
         assert_eq!(letters.list().len(), REMEMBERED);
-        assert!(letters.get("1").is_none() && letters.get("2").is_some());
-        letters.remove("2");
-        assert!(letters.get("2").is_none());
+        assert_eq!((letters.agent_name("1"), letters.agent_name("2").as_deref()), (None, Some("ada")));
+        assert!(letters.take("2").is_some_and(|letter| letter.message.body == "x"));
+        assert!(letters.take("2").is_none() && letters.agent_name("2").is_none(), "it is taken once");
         let large = "x".repeat(REMEMBERED_BYTES / 2);
         (1000..1003).for_each(|number| letters.add(letter(number, &large)));
         assert_eq!(letters.list().len(), 1, "one large letter is within the bound, two with their names are not");

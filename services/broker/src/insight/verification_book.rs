@@ -82,6 +82,8 @@ pub(crate) struct VerificationBook {
     path: PathBuf,
     content: Mutex<Content>,
     changed: Notify,
+    /// Held during a write of the file.
+    writing: Mutex<()>,
 }
 
 impl VerificationBook {
@@ -95,7 +97,7 @@ impl VerificationBook {
             show_learned(&program.harness, &entry.learned);
         }
         let content = Content { programs: file.entries.into_iter().collect(), agents: BTreeMap::new() };
-        Ok(Self { path, content: Mutex::new(content), changed: Notify::new() })
+        Ok(Self { path, content: Mutex::new(content), changed: Notify::new(), writing: Mutex::default() })
     }
 
     /// Returns the conclusions about a program so far.
@@ -197,6 +199,9 @@ impl VerificationBook {
 
     /// Writes the file. Blocks.
     pub(crate) fn write(&self) -> Result<()> {
+        // A write that has begun goes on when the task that waits for it is aborted, beside the last write of a stop.
+        // Before the content is read, so that an older one never replaces a newer one.
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         // Copied out of the lock, which the tasks of agents take with each outcome. The disk may be slow.
         let entries = self.lock().programs.iter().map(|(program, entry)| (program.clone(), entry.clone())).collect();
         write_versioned(&self.path, VERSION, &File { entries })
@@ -238,6 +243,26 @@ mod tests {
         assert!(content.programs.contains_key(&other) && content.programs.contains_key(&version(0)));
         assert!(!content.programs.contains_key(&version(MAX_ENTRIES - 1)));
         assert_eq!(content.programs.len(), MAX_ENTRIES);
+    }
+
+    #[test]
+    fn writes_at_the_same_time_leave_the_newest_figures_in_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let book = VerificationBook::open(folder.path().join("verification.json")).expect("a book");
+        std::thread::scope(|scope| {
+            for harness in ["claude", "codex", "gemini", "opencode"] {
+                let book = &book;
+                scope.spawn(move || {
+                    let program = ProgramVersion { harness: harness.to_owned(), version: "1".to_owned() };
+                    for _ in 0..10 {
+                        book.on_outcome("ada", &program, Outcome::Unverified, 1);
+                        book.write().expect("a file");
+                    }
+                });
+            }
+        });
+        let again = VerificationBook::open(book.path.clone()).expect("a book");
+        assert_eq!(again.report(), book.report());
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl Mailbox {
     fn forget_early(&mut self) {
         self.early = self.early.split_off(&(self.floor.received() + 1));
         if self.is_refused {
-            // After a refusal the engine repeats them behind the refused one.
+            // After a refusal the engine repeats them after the refused one.
             self.early.clear();
         }
         self.early_bytes = self.early.values().map(content_len).sum();

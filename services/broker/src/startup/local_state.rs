@@ -52,10 +52,10 @@ impl LocalState {
         let host = PtyHost::new(HostSettings::new(MARKER)).context("prepare for terminals")?;
         // After the reads above: a file of a newer broker ends the start before any of its agents is touched.
         restore::end_leftovers(&host, &previous).await?;
-        // Restored behind the leftovers, whose programs may read the entries until they end.
+        // Restored after the leftovers have ended: their programs may read the entries until then.
         let project_files = ProjectFiles::open(directory.file("project-files", &instance, "json"), account.clone())?;
         let restorable_agents = match directory.persistence() {
-            // A stop in order has ended the agents on purpose; they are in the file for `--resume` only.
+            // A graceful shutdown has ended the agents on purpose; they are in the file for `--resume` only.
             Persistence::Kept if settings.resume || !previous.stopped_cleanly => {
                 restore::restorable_agents(previous, &ledger_task, &roster)
             }

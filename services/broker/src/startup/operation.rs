@@ -12,10 +12,9 @@ use tokio_util::task::TaskTracker;
 use super::{api_server::ApiServer, local_state::LocalState};
 use crate::{
     agents::{
-        AgentCommand, AgentSettings, Agents, ContinuityFolder, Members, Services, SharedServices, Spawner,
-        run_receipts, run_reports,
+        AgentSettings, Agents, ContinuityFolder, Members, Services, SharedServices, Spawner, run_receipts, run_reports,
     },
-    api::Broker,
+    api::{Broker, release_agent},
     cli::Init,
     engine::{Engine, Identity},
     engine_link::{LinkSettings, LinkTask, Manifest},
@@ -121,7 +120,7 @@ impl Operation {
         if ended.is_err() {
             tracing::error!("the program of the runner has not ended in time");
         }
-        // Behind the removals by the agents, which would take the agents out again.
+        // After the removals by the agents, which would take the agents out again.
         keep_roster(services.roster.clone(), running).await;
         // After the agents: their last outcomes move the acks that are sent before the goodbye.
         if timeout(LEAVE_TIMEOUT, members.leave()).await.is_err() {
@@ -162,16 +161,17 @@ fn serve_workspace(
     (spawner, tasks.spawn("invocations", invocations::run(handlers, invocation_inbox)))
 }
 
-/// Ends all agents together.
+/// Ends all agents together, those that are starting included, and refuses further ones.
 async fn stop_agents(host: &PtyHost, services: &Services) {
-    let release = services.agents.list().into_iter().map(|agent| async move {
-        let reason = Some("shutdown".to_owned());
-        // An agent that ends by itself meanwhile is released as well.
-        let _ = agent.ask(|reply| AgentCommand::Release { reason, reply }).await;
-    });
+    // Closed first: the host below refuses further programs in terminals, but does not see agents without one.
+    let release = services
+        .agents
+        .close()
+        .into_iter()
+        .map(|name| async move { release_agent(services, &name, Some("shutdown".to_owned())).await });
     let released = futures::future::join_all(release);
-    // The host ends all programs within one grace. The releases run beside it so that tasks finish and store what is
-    // settled.
+    // The host ends all programs within one grace. The releases run beside it so that tasks finish and store settled
+    // messages.
     let (ended, _) = tokio::join!(host.shutdown(STOP_GRACE), timeout(RELEASE_TIMEOUT, released));
     match ended {
         Ok(report) if report.survivors.is_empty() => {}

@@ -17,8 +17,8 @@ pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
 pub(crate) fn write_private_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
-    // In the same folder, where a rename is one step. The name is fixed, so that the next write replaces what a crash
-    // has left; two writers of one file must therefore exclude each other.
+    // In the same folder, where a rename is one step. The name is fixed, so that the next write replaces a remnant of a
+    // crash; two writers of one file must therefore exclude each other.
     let temporary = folder.join(format!(".{name}.tmp"));
     let mut options = OpenOptions::new();
     let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;

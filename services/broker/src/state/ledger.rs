@@ -188,7 +188,13 @@ impl LedgerTask {
             self.remembered.add(entry.clone());
         }
         // Rarely, so that its cost is spread over thousands of entries.
-        if self.lines > self.remembered.count + SURPLUS_LINES { self.rewrite() } else { Ok(()) }
+        if self.lines > self.remembered.count + SURPLUS_LINES
+            && let Err(error) = self.rewrite()
+        {
+            // The batch is on the disk: recorded again, it would evict older entries.
+            tracing::warn!(%error, "the ledger cannot be rewritten, it grows until the next attempt");
+        }
+        Ok(())
     }
 
     fn rewrite(&mut self) -> io::Result<()> {
@@ -331,6 +337,22 @@ mod tests {
             (REMEMBERED, REMEMBERED)
         );
         assert_eq!(task.remembered.count, MAX_REMEMBERED - REMEMBERED + 1);
+    }
+
+    #[test]
+    fn a_batch_is_written_also_when_the_ledger_cannot_be_rewritten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ledger");
+        let (_, mut task) = LedgerTask::open(path.clone()).expect("a ledger");
+        // The name of its temporary file is taken.
+        fs::create_dir(folder.path().join(".ledger.tmp")).expect("a folder");
+        task.rewrite().expect_err("no temporary file");
+        task.lines = SURPLUS_LINES + 1;
+        let (written, _) = oneshot::channel();
+        let entry: LedgerEntry = serde_json::from_str(ENTRY).expect("an entry");
+        task.append(&[(entry, written)]).expect("the disk has the batch");
+        assert_eq!(lines(&path), [r#"{"version":1}"#, ENTRY]);
+        assert_eq!(task.lines, 1, "a rewrite was due");
     }
 
     #[tokio::test]

@@ -47,7 +47,7 @@ struct ProjectFile {
     names: BTreeSet<String>,
     /// The folder of the file was not there before.
     made_folder: bool,
-    /// Agents that run in the project.
+    /// Agents that run in the project; none if the file could not be restored with the last one.
     #[serde(skip)]
     agents: BTreeSet<String>,
 }
@@ -85,19 +85,18 @@ impl ProjectPath {
 }
 
 impl ProjectFiles {
-    /// Reads the record and restores what the previous broker has left.
+    /// Reads the record and restores what the previous broker has left. Files that cannot be restored stay in it.
     ///
     /// # Errors
     /// If the record cannot be read, or a newer broker has written it.
     pub(crate) fn open(record: PathBuf, account: Option<Arc<Account>>) -> Result<Self> {
-        let left: Record = read_versioned(&record, VERSION)?.unwrap_or_default();
-        for (path, file) in &left.files {
-            restore_or_warn(path, file, account.as_deref());
+        let mut left: Record = read_versioned(&record, VERSION)?.unwrap_or_default();
+        let count = left.files.len();
+        left.files.retain(|path, file| !restore_or_warn(path, file, account.as_deref()));
+        if left.files.len() < count {
+            write_versioned(&record, VERSION, &left)?;
         }
-        if !left.files.is_empty() {
-            write_versioned(&record, VERSION, &Record::default())?;
-        }
-        Ok(Self { record, account, files: Mutex::default() })
+        Ok(Self { record, account, files: Mutex::new(left.files) })
     }
 
     /// Merges entries below `key` into a file of a project for an agent. An entry of that name that a person has
@@ -119,11 +118,16 @@ impl ProjectFiles {
         // Held over the work on the file: two agents of a project would each take the entries of the other for a
         // person's.
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = files.get_mut(path) {
+        if let Some(file) = files.get_mut(path).filter(|file| !file.agents.is_empty()) {
             file.agents.insert(agent.to_owned());
             return Ok(());
         }
         let account = self.account.as_deref();
+        if let Some(left) = files.get(path) {
+            with_rights(account, || restore(path, left)).context("take out entries of agents that have ended")?;
+            files.remove(path);
+            self.write_record(&files)?;
+        }
         let original = with_rights(account, || read(path))?;
         let Some((merged, names)) = merge(original.as_deref(), key, entries)? else { return Ok(()) };
         let agents = BTreeSet::from([agent.to_owned()]);
@@ -142,18 +146,20 @@ impl ProjectFiles {
         written
     }
 
-    /// An agent has ended: files of projects without another agent are restored. Blocks.
+    /// An agent has ended: files of projects without another agent are restored. Those that cannot be restored stay in
+    /// the record. Blocks.
     pub(crate) fn remove(&self, agent: &str) {
         // Held until the file is restored, so that no new agent merges into it in between.
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let is_left = |file: &mut ProjectFile| file.agents.remove(agent) && file.agents.is_empty();
         let left: Vec<_> = files.extract_if(.., |_, file| is_left(file)).collect();
-        for (path, file) in &left {
-            restore_or_warn(path, file, self.account.as_deref());
+        let is_changed = !left.is_empty();
+        for (path, file) in left {
+            if !restore_or_warn(&path, &file, self.account.as_deref()) {
+                files.insert(path, file);
+            }
         }
-        if !left.is_empty()
-            && let Err(error) = self.write_record(&files)
-        {
+        if is_changed && let Err(error) = self.write_record(&files) {
             tracing::warn!(error = format!("{error:#}"), "restored project files are still in the record");
         }
     }
@@ -207,14 +213,17 @@ fn with_rights<T>(account: Option<&Account>, action: impl FnOnce() -> T) -> T {
     action()
 }
 
-fn restore_or_warn(path: &Path, file: &ProjectFile, account: Option<&Account>) {
-    if let Err(error) = with_rights(account, || restore(path, file)) {
+/// Returns whether the entries are out of the file.
+fn restore_or_warn(path: &Path, file: &ProjectFile, account: Option<&Account>) -> bool {
+    let restored = with_rights(account, || restore(path, file));
+    if let Err(error) = &restored {
         tracing::warn!(
             path = %path.display(),
             error = format!("{error:#}"),
-            "entries of agents that have ended stay in a project file"
+            "entries of agents that have ended stay in a project file, retrying with the next agent or start"
         );
     }
+    restored.is_ok()
 }
 
 /// Takes the entries out. A file that a person has changed meanwhile keeps the changes.
@@ -375,6 +384,32 @@ mod tests {
             project.files.remove("ada");
             assert_eq!(project.content().as_deref(), Some(odd));
         }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_restored_is_restored_later() {
+        let project = Project::new();
+        project.add("ada").expect("a new file");
+        let merged = project.content().expect("a file");
+        let commented = format!("// mine\n{merged}");
+        project.write(&commented);
+        project.files.remove("ada");
+        project.add("bob").expect_err("the comment is still there");
+        assert_eq!(project.content().as_ref(), Some(&commented));
+        project.write(&merged);
+        project.add("bob").expect("the old entries are replaced");
+        assert_eq!(project.servers(), ["relay-node"]);
+        project.files.remove("bob");
+        assert_eq!(project.content(), None);
+
+        project.add("ada").expect("a new file");
+        project.write(&commented);
+        let record = project.files.record.clone();
+        ProjectFiles::open(record.clone(), None).expect("a record");
+        assert_eq!(project.content().as_ref(), Some(&commented));
+        project.write(&merged);
+        ProjectFiles::open(record, None).expect("a record");
+        assert_eq!(project.content(), None, "the broker after the next one restores it");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::write_private_file;
 use crate::unreadable_json::unreadable;
 
-/// Largest state file that is written or read.
+/// Largest state file that is written. Reads rely on it: nothing but brokers writes these files.
 const MAX_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Serialize)]

@@ -4,6 +4,7 @@ mod texts;
 
 use std::fs;
 use std::io::Cursor;
+use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
@@ -265,6 +266,38 @@ async fn seqs_that_never_come_cost_one_renewal_of_the_connection_and_no_message(
     .await?;
     deliver(&scene, &agent, 4, 6).await?;
     check(&scene, "far-seqs", 2, 6).await
+}
+
+#[tokio::test]
+async fn receipts_for_an_agent_without_a_terminal_do_not_fill_their_queue() -> Result<()> {
+    let (scene, proxy) = Scene::behind_proxy("receipts-of-reads").await?;
+    let program = scene.broker.folder().join("claude");
+    fs::write(&program, "#!/bin/sh\n")?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    let body = json!({ "name": "clerk", "cli": program, "transport": "headless" });
+    scene.broker.call("POST", "/api/spawn", Some(body)).await?.success()?;
+    for count in 1..=2 {
+        // Each time fewer than may wait, and more in all.
+        let mut injected = inject(&proxy, MESSAGE, |real| {
+            let data = json!({ "message_id": "1", "agent_name": "clerk" });
+            let read = json!({ "seq": 0, "msg_id": "evt-1-1", "payload": { "type": "message.read", "data": data } });
+            Ok((message(having(real, &read).to_string(), TEXT, true)?.repeat(40), ()))
+        });
+        scene.sender.dm("clerk", "hello").await?.success()?;
+        // The message comes behind the receipts.
+        wait::until_ok("the verdict", SOON, || async {
+            let verdicts = scene.broker.events("clerk", "delivery_verified").await?;
+            ensure!(verdicts.len() == count, "{verdicts:?}");
+            anyhow::Ok(())
+        })
+        .await?;
+        injected.try_recv().context("nothing was injected")??;
+    }
+    let metrics = scene.broker.call("GET", "/metrics", None).await?.body;
+    let metrics = metrics.as_str().context("a page")?;
+    let dropped = super::counter(metrics, "relay_node_queue_dropped_total{queue=\"reads\"}");
+    assert_eq!(dropped.unwrap_or_default(), 0.0, "{metrics}");
+    Ok(())
 }
 
 /// Bytes that the protocol or the bound of frames forbids.

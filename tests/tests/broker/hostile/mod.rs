@@ -292,7 +292,7 @@ async fn memory(scene: &Scene) -> Result<u64> {
     health["memoryMb"].as_u64().context("memoryMb")
 }
 
-/// Value of a metric without labels.
+/// Value of a metric; labels are part of its name.
 fn counter(metrics: &str, name: &str) -> Option<f64> {
     metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }

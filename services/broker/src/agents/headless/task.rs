@@ -4,6 +4,7 @@
 use std::{collections::VecDeque, pin::Pin};
 
 use futures::StreamExt as _;
+use relay_pty::ProcessIdentity;
 use relay_verification::{Channel, Level};
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
@@ -54,10 +55,15 @@ struct Handover {
 }
 
 impl HeadlessTask {
-    pub(in crate::agents) fn new(base: AgentTask, headless: Headless, marker: String) -> Result<Self, AgentError> {
+    /// Makes the task and writes down who runs, so that a later broker can end it.
+    pub(in crate::agents) async fn prepare(base: AgentTask, headless: Headless) -> Result<Self, AgentError> {
         // Credentials of a session are for its server: no proxy of the environment and no other host gets them.
         let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build();
         let http = http.map_err(|error| AgentError::State(error.to_string()))?;
+        let marker = uuid::Uuid::new_v4().simple().to_string();
+        // Behind everything that may fail: only the end of an agent that runs takes it out of the roster. No process
+        // runs yet: its processes are found by the marker.
+        base.launch.write_down(marker.clone(), ProcessIdentity::NONE).await?;
         let own = base.task_message().into_iter().collect();
         Ok(Self {
             base,
@@ -115,6 +121,8 @@ impl HeadlessTask {
                         self.base.publish_arrival(&message, self.mode);
                         self.waiting.push_back(message);
                     }
+                    // The answer of the program or the server counts. Receipts that stayed would be counted as dropped.
+                    self.base.mailbox.fetch_read();
                 }
                 Some(done) = self.works.next() => self.on_done(done),
                 () = sleep_until(report_due.unwrap_or_else(Instant::now)), if report_due.is_some() => {}
@@ -256,10 +264,10 @@ impl HeadlessTask {
             AgentCommand::Ack { reply, .. } => {
                 let _ = reply.send(AckAnswer::NotFound);
             }
-            AgentCommand::Redeliver { message, reply } => {
-                self.base.publish_redelivery(&message);
-                self.waiting.push_back(*message);
-                let _ = reply.send(());
+            AgentCommand::Redeliver { delivery_id, reply } => {
+                let message = self.base.take_dead_letter(&delivery_id);
+                let _ = reply.send(message.is_some());
+                self.waiting.extend(message);
             }
             // Keys have no terminal, and a release ends the loop before it comes here.
             AgentCommand::Keys(_) | AgentCommand::Release { .. } => {}
@@ -274,7 +282,7 @@ impl HeadlessTask {
         if matches!(self.headless, Headless::Program(_)) {
             end_marked(&self.base.launch.services.host, &self.marker).await;
         }
-        // Before the end of the agent, behind which nothing settles its messages.
+        // Before the end of the agent, after which nothing settles its messages.
         let finish = async {
             while let Some(done) = self.works.next().await {
                 self.on_done(done);

@@ -56,10 +56,12 @@ impl AgentTask {
         });
     }
 
-    /// Publishes that a failed message is handed over again.
-    pub(in crate::agents) fn publish_redelivery(&self, message: &Message) {
-        let delivery = reference(message);
+    /// Takes a failed message out of the dead letters to hand it over again. `None` if it was taken before.
+    pub(in crate::agents) fn take_dead_letter(&self, delivery_id: &str) -> Option<Message> {
+        let message = self.launch.services.dead_letters.take(delivery_id)?.message;
+        let delivery = reference(&message);
         self.publish(&Event::DeliveryQueued { delivery, from: None, target: None, reason: Some("redelivered") });
+        Some(message)
     }
 
     /// Publishes a change of mode, with the number of messages that it releases.

@@ -106,7 +106,7 @@ impl AgentTask {
         self.perform(running, effects);
         self.on_visible_text(running, at, &text);
         if running.exit_line.on_text(at, &text) {
-            // Behind the effects above: verdicts of the same output count before the pipeline is closed.
+            // After the effects above: verdicts of the same output count before the pipeline is closed.
             running.wants_end_since.get_or_insert(at);
             running.pipeline.close();
         }
@@ -156,12 +156,14 @@ impl AgentTask {
                 self.perform(running, effects);
                 let _ = reply.send(answer);
             }
-            // Dropped: the caller keeps the dead letter, which is not typed any more.
+            // The reply is dropped, and the dead letter stays: nothing is typed any more.
             AgentCommand::Redeliver { .. } if running.wants_end_since.is_some() => {}
-            AgentCommand::Redeliver { message, reply } => {
-                self.publish_redelivery(&message);
-                running.pipeline.enqueue(*message);
-                let _ = reply.send(());
+            AgentCommand::Redeliver { delivery_id, reply } => {
+                let message = self.take_dead_letter(&delivery_id);
+                let _ = reply.send(message.is_some());
+                if let Some(message) = message {
+                    running.pipeline.enqueue(message);
+                }
             }
             AgentCommand::Keys(keys) => {
                 let now = running.tick();

@@ -90,7 +90,7 @@ impl AgentTask {
             let mut running = self.begin(started, left, learned, mode);
             running.outcomes = outcomes;
             let mut end = self.drive(&mut running).await;
-            // First: from here on no process is left that writes an ack file.
+            // First: after it no process is left that could write an ack file.
             self.end_program(running.process.terminal.clone(), &mut end).await;
             count_dropped_answers(&mut running);
             self.read_last_acks(&mut running).await;
@@ -247,7 +247,7 @@ impl AgentTask {
                 let signal = signal.map(|signal| signal.to_string());
                 let kind = if is_failure { "session.failed" } else { "session.released" };
                 self.report(kind, json!({ "code": code, "signal": signal }), None);
-                // Published behind `leave`, which frees the name: a driver that reads the event may use it at once.
+                // Published after `leave`, which frees the name: a driver that reads the event may use it at once.
                 let exited = Event::AgentExited { code, signal: signal.clone(), reason: "child_exited" };
                 match decision {
                     None => {
