@@ -192,7 +192,7 @@ fn collect_settings(command: &Command, own: &[String], environment: &impl Enviro
             .map(|value| ("flag".to_owned(), value))
             .or_else(|| read_variable(variable.as_deref(), environment, &mut problems))
             .or_else(|| in_file.filter(|value| !value.is_empty()).map(|value| (CONFIG_FILE.to_owned(), value)));
-        // Alone, because clap ends at the first problem of a command line.
+        // Each value is checked on its own, because clap stops at the first problem of a command line.
         if let Some((place, value)) = &given
             && let Err(error) = check_value(argument, value)
         {

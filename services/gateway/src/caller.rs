@@ -204,8 +204,7 @@ impl FromRequestParts<AppState> for Creator {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         if !parts.headers.contains_key(AUTHORIZATION) {
-            let shown =
-                bootstrap_secret(&parts.headers).is_some_and(|secret| state.operators.is_bootstrap_secret(secret));
+            let shown = presents_bootstrap_secret(parts, state).await?;
             if state.operators.is_hosted() && !shown {
                 return Err(EngineError::Unauthenticated(BadCredential::HostedInstallation).into());
             }
@@ -244,6 +243,28 @@ impl FromRequestParts<AppState> for Operator {
         let address = ClientAddress::of_parts(parts).limited_ip();
         state.engine.access().limit_unknown(presented, address, authentication).await?;
         Ok(Self)
+    }
+}
+
+/// Returns whether a request presents the bootstrap secret. A wrong one is charged to the client's address.
+///
+/// # Errors
+/// 429 `rate_limit_exceeded`: the address has presented too many unknown tokens and wrong secrets.
+async fn presents_bootstrap_secret(parts: &Parts, state: &AppState) -> Result<bool, ApiError> {
+    let Some(secret) = bootstrap_secret(&parts.headers) else { return Ok(false) };
+    let comparison = async {
+        if state.operators.is_bootstrap_secret(secret) {
+            Ok(())
+        } else {
+            Err(EngineError::Unauthenticated(BadCredential::NotAnOperator))
+        }
+    };
+    let address = ClientAddress::of_parts(parts).limited_ip();
+    match state.engine.access().limit_unknown(secret, address, comparison).await {
+        Ok(()) => Ok(true),
+        // Only a hosted installation refuses a request with a wrong secret.
+        Err(EngineError::Unauthenticated(_)) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -77,7 +77,10 @@ async fn run() -> anyhow::Result<()> {
     }
 
     let tasks = TaskSet::new(shutdown.token());
-    let engine = start_engine(&config, &tasks).await?;
+    // The start waits for Postgres without limit, so a signal must end it.
+    let started = shutdown.token().run_until_cancelled_owned(start_engine(&config, &tasks)).await;
+    let Some(engine) = started else { return Ok(tasks.check()?) };
+    let engine = engine?;
     let operators = configure_operators(&config)?;
     let connections = count_connections(&config);
     let state = AppState::new(engine.clone(), shutdown.clone(), connections, operators, config.public_url);
@@ -86,9 +89,9 @@ async fn run() -> anyhow::Result<()> {
     tasks.spawn("recovery-watch", close_after_recovery(engine.clone(), registry.clone()));
     let gateway_id = state.gateway_id;
     // The lease precedes the first socket: a gateway without a lease counts as expired.
-    while let Err(error) = engine.processes().renew_lease(gateway_id).await {
-        tracing::warn!(error = &error as &dyn std::error::Error, "gateway lease unavailable, retrying");
-        tokio::time::sleep(Duration::from_millis(200)).await;
+    let leased = shutdown.token().run_until_cancelled_owned(wait_for_lease(&engine, gateway_id)).await;
+    if leased.is_none() {
+        return Ok(tasks.check()?);
     }
     // The loops, above all the lease renewal, continue while the sockets drain.
     let drained = CancellationToken::new();
@@ -120,9 +123,13 @@ async fn run() -> anyhow::Result<()> {
     drain.await.context("drain the sockets")?;
     // Acks are stored after the sockets have ended, and the lease is released last: other processes take its end for
     // the end of the sockets.
-    finish_connections(&engine, &registry, gateway_id).await;
+    finish_connections(&engine, &registry).await;
+    // Before the release: a renewal after it would insert the lease again.
     drained.cancel();
     loops.await.context("stop the socket loops")?;
+    if let Err(error) = engine.processes().release_lease(gateway_id).await {
+        tracing::warn!(error = &error as &dyn std::error::Error, "failed to release the gateway lease, it will expire");
+    }
     tracing::info!("gateway drained");
     Ok(tasks.check()?)
 }
@@ -150,6 +157,14 @@ async fn start_engine(config: &Config, tasks: &TaskSet) -> anyhow::Result<Engine
         config.signing_secret.as_deref().map(SealingSecret::new).transpose().context("RELAY_SIGNING_SECRET")?;
     engine.observers().serve(secret).await.context("load observer tokens")?;
     Ok(engine)
+}
+
+/// Takes the lease of this gateway, however long Postgres is unavailable.
+async fn wait_for_lease(engine: &Engine, gateway_id: GatewayId) {
+    while let Err(error) = engine.processes().renew_lease(gateway_id).await {
+        tracing::warn!(error = &error as &dyn std::error::Error, "gateway lease unavailable, retrying");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 fn configure_operators(config: &Config) -> anyhow::Result<Operators> {
@@ -224,8 +239,8 @@ async fn answer(
     }
 }
 
-/// Waits for the connections to end, stores their last acks and releases the lease.
-async fn finish_connections(engine: &Engine, registry: &Registry, gateway_id: GatewayId) {
+/// Waits for the connections to end, and stores their last acks.
+async fn finish_connections(engine: &Engine, registry: &Registry) {
     let emptied = async {
         while registry.connections() > 0 {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -237,15 +252,12 @@ async fn finish_connections(engine: &Engine, registry: &Registry, gateway_id: Ga
     if let Err(error) = engine.mailboxes().flush_cursors().await {
         tracing::warn!(error = &error as &dyn std::error::Error, "failed to store the last acks");
     }
-    if let Err(error) = engine.processes().release_lease(gateway_id).await {
-        tracing::warn!(error = &error as &dyn std::error::Error, "failed to release the gateway lease, it will expire");
-    }
 }
 
 /// Closes all sockets after a recovery: their streams hold positions of the lost database.
 async fn close_after_recovery(engine: Engine, registry: Registry) {
     let mut standing = engine.recovery().watch_readiness();
-    // 0 is the first opening of this process, which no socket precedes.
+    // 0: the database has not changed since this process first opened it, so no socket holds outdated positions.
     let mut round = 0;
     loop {
         if let Readiness::Open(now) = *standing.borrow_and_update()

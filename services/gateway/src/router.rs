@@ -43,7 +43,8 @@ pub fn router(state: AppState) -> Router {
         .merge(node::routes())
         .merge(observe::routes())
         .merge(console::routes())
-        // Behind the routes, since the second applies to those before it only; before the layer, which wraps both.
+        // After the routes: `method_not_allowed_fallback` applies only to routes added before it. Before the layer,
+        // which wraps both.
         .fallback(middleware::fallback)
         .method_not_allowed_fallback(middleware::method_fallback)
         .layer(layer::from_fn_with_state(state.clone(), middleware::serve_request))

@@ -12,10 +12,13 @@ use relay_testkit::{
     stack::Stack,
 };
 use reqwest::Method;
+use serde_json::json;
 
+const SECRET: &str = "a-bootstrap-secret-of-the-tests-0123456789";
 const ATTACKER: &str = "198.51.100.7";
 /// Unknown tokens of an address that are looked up in a minute.
 const LOOKUPS_PER_MINUTE: f64 = 60.0;
+const GUESSES_PER_MINUTE: usize = 60;
 const AT_A_TIME: usize = 32;
 /// Requests of each other caller during the flood.
 const REQUESTS: usize = 40;
@@ -99,5 +102,34 @@ async fn a_repeated_unknown_token_is_not_read_again() -> Result<()> {
     let (read, repeated) = (lookups(&stack, "unknown").await?, lookups(&stack, "repeated").await?);
     assert!((read + repeated - 100.0).abs() < 0.5, "{read} read, {repeated} repeated");
     ensure!(read <= began.elapsed().as_secs_f64() + 2.0, "{read} read");
+    Ok(())
+}
+
+/// Guesses of the bootstrap secret count like unknown tokens, whether or not the installation is hosted.
+#[tokio::test]
+async fn an_address_cannot_guess_the_bootstrap_secret() -> Result<()> {
+    let guess = [("x-workspace-bootstrap-secret", "a guess"), ("x-forwarded-for", ATTACKER)];
+    for hosted in ["on", "off"] {
+        let stack = Stack::builder()
+            .gateways(1)
+            .worker(false)
+            .env("RELAY_RATE_LIMITS", "on")
+            .env("RELAY_TRUSTED_PROXIES", "127.0.0.1")
+            .env("RELAY_HOSTED", hosted)
+            .env("RELAY_BOOTSTRAP_SECRET", SECRET)
+            .start()
+            .await?;
+        let anonymous = Api::anonymous(stack.gateway(0).url()).without_retries();
+        let create = async |headers: &[(&str, &str)]| {
+            anonymous.call(Method::POST, "/v1/workspaces", Some(json!({ "name": "w" })), headers).await
+        };
+        for _ in 0..GUESSES_PER_MINUTE {
+            create(&guess).await?;
+        }
+        let right = [("x-workspace-bootstrap-secret", SECRET), ("x-forwarded-for", ATTACKER)];
+        create(&right).await?.refused(429, "rate_limit_exceeded")?;
+        let elsewhere = [("x-workspace-bootstrap-secret", SECRET), ("x-forwarded-for", "198.51.100.8")];
+        create(&elsewhere).await?.success()?;
+    }
     Ok(())
 }

@@ -113,6 +113,11 @@ async fn processes_wait_for_the_migration_of_an_old_schema_without_touching_it()
     let leases = "SELECT (SELECT count(*) FROM gateways) + (SELECT count(*) FROM worker_ids WHERE owner IS NOT NULL)";
     ensure!(sqlx::query_scalar::<_, i64>(leases).fetch_one(&mut database).await? == 0, "somebody took a lease");
 
+    // A signal ends the wait. The hard stop would end it too, with another status.
+    for waiting in [&gateway, &worker] {
+        waiting.terminate().await?;
+        waiting.start_again()?;
+    }
     migrate(&binaries::find(&bin_dir, "relayctl")?, &backends.database_url, &backends.nats_url).await?;
     for served in [&gateway, &worker] {
         served.wait_ready().await?;

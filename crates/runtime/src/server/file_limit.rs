@@ -8,7 +8,7 @@ pub fn raise_file_limit() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         Ok(()) => maximum,
-        // The limit of before stays, and bounds the connections.
+        // The previous limit stays, and bounds the connections.
         Err(_) => current,
     }
 }

@@ -86,7 +86,7 @@ impl Registry {
         let Hint::Invoke { workspace, node, provider, invocation, attempt, frame } = hint else { return };
         match frame {
             None => self.invocation_notify.notify_one(),
-            // The frame is believed unread: a hint without a valid code has lost it on arrival (ADR 0033).
+            // The frame needs no check here: a hint without a valid code loses its frame on arrival (ADR 0033).
             Some(text) => self.forward_invocation(Arc::new(InvokeFrame {
                 scope: WorkspaceScope::from_engine_row(*workspace),
                 invocation: InvocationId::new(*invocation),
@@ -98,12 +98,14 @@ impl Registry {
         }
     }
 
-    /// Forwards an invocation to its provider's connection.
+    /// Forwards an invocation to its provider's connection: the newest one, since an older one that was superseded may
+    /// not have ended yet.
     fn forward_invocation(&self, frame: Arc<InvokeFrame>) {
         let maps = self.maps();
         let ids = maps.nodes.get(&(frame.scope, frame.node_id.clone())).into_iter().flatten();
         let of_provider = |peer: &&Peer| peer.fence.as_ref().is_some_and(|fence| fence.provider == frame.provider);
-        if let Some(peer) = ids.filter_map(|id| maps.peers.get(id)).find(of_provider) {
+        let epoch = |peer: &&Peer| peer.fence.as_ref().map(|fence| fence.epoch);
+        if let Some(peer) = ids.filter_map(|id| maps.peers.get(id)).filter(of_provider).max_by_key(epoch) {
             // A frame that finds no room stays unsent in storage, where the next scan finds it.
             peer.handle.try_send(Event::Invoke(Arc::clone(&frame)));
         }
@@ -125,5 +127,30 @@ impl Registry {
                 note(peer);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::{NodeId, ProviderName, WorkspaceId, access::token::TokenHash};
+
+    use super::*;
+
+    #[test]
+    fn an_invocation_goes_to_the_newest_connection_of_its_provider() {
+        let registry = Registry::default();
+        let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(1));
+        let (node_id, provider) = (NodeId::new("n"), ProviderName::new("p"));
+        let mut inboxes = [("p", 1), ("p", 3), ("p", 2), ("q", 4)].map(|(name, epoch)| {
+            let (handle, inbox) = registry.add_peer(scope, &node_id, TokenHash::from_token("nt_live_x"));
+            let fence = Fence { scope, node_id: node_id.clone(), provider: ProviderName::new(name), epoch };
+            registry.bind_peer(&handle, &fence);
+            inbox
+        });
+        let invocation = InvocationId::new(1);
+        let frame = InvokeFrame { scope, invocation, attempt: 1, node_id, provider, text: "frame".to_owned() };
+        registry.forward_invocation(Arc::new(frame));
+        let reached = inboxes.each_mut().map(|inbox| matches!(inbox.events.try_recv(), Some(Event::Invoke(_))));
+        assert_eq!(reached, [false, true, false, false]);
     }
 }

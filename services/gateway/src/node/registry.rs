@@ -245,7 +245,6 @@ impl Registry {
     pub async fn run(self, engine: Engine, gateway: GatewayId, stop: CancellationToken) {
         let loops = async {
             tokio::join!(
-                self.renew_lease_periodically(&engine, gateway),
                 self.run_silence_checks(&engine, gateway),
                 self.handle_hints(&engine),
                 self.compare_due_mailboxes(&engine),
@@ -257,8 +256,8 @@ impl Registry {
                 self.check_tokens(&engine),
             )
         };
-        // One task for all loops, so that a panic in one of them stops the process (ADR 0022).
-        let _ = stop.run_until_cancelled(loops).await;
+        // A panic in one loop ends this whole task, and thereby the process (ADR 0022).
+        tokio::join!(self.renew_lease_until(&engine, gateway, &stop), stop.run_until_cancelled(loops));
     }
 
     #[must_use]
@@ -287,7 +286,9 @@ impl Registry {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    async fn renew_lease_periodically(&self, engine: &Engine, gateway: GatewayId) {
+    /// Renews the lease each second until `stop`. A renewal in progress is not interrupted: Postgres could apply it
+    /// after the release of the lease.
+    async fn renew_lease_until(&self, engine: &Engine, gateway: GatewayId, stop: &CancellationToken) {
         let mut first = true;
         loop {
             // The lease counts from before the request, whose duration is unknown.
@@ -309,7 +310,9 @@ impl Registry {
                     tracing::warn!(error = &error as &dyn std::error::Error, "lease renewal failed, retrying");
                 }
             }
-            tokio::time::sleep(LEASE_RENEW_INTERVAL).await;
+            if stop.run_until_cancelled(tokio::time::sleep(LEASE_RENEW_INTERVAL)).await.is_none() {
+                return;
+            }
         }
     }
 

@@ -103,7 +103,7 @@ impl Registry {
                 (feed.position, feed.read_at) = (Some(position), Some(now));
                 let is_written = |change: &MailboxChange| matches!(change, MailboxChange::Written(_));
                 let (written, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_written);
-                // Moves do not wait: no copy can follow that would make the list of agents needless.
+                // Moves do not wait: unlike for a written row, no live copy can follow that makes the read needless.
                 self.apply_changes(&others);
                 if !written.is_empty() {
                     tokio::time::sleep(copies_within).await;

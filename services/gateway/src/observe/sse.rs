@@ -120,7 +120,7 @@ impl StreamReader {
         if self.ended {
             return None;
         }
-        // Polled again only when the connection has taken the event before.
+        // Polled again only after the connection has taken the previous event.
         self.memory = None;
         loop {
             tokio::select! {

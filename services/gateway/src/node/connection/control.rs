@@ -234,8 +234,8 @@ impl ControlContext {
                 frame.auto_join_general.unwrap_or(true),
             )
             .await?;
-        // After the agent is hosted, to which it links the invocation. A malformed id links none, and the agent runs
-        // all the same.
+        // After the agent is hosted: the invocation is linked to it. A malformed id links none, and the agent runs all
+        // the same.
         if let Some(invocation) = frame.invocation_id.as_deref().and_then(|id| id.parse().ok()) {
             self.engine.actions().finish_spawn(&binding.fence, invocation, hosted.agent_id, &hosted.name).await?;
         }

@@ -63,7 +63,7 @@ impl ConnectionState {
         if has_moved {
             // The agent was located elsewhere when this was committed. A hint carries no authority, so the stream
             // stops until the binding has been read again.
-            served.stream.suspend();
+            served.suspend(self.conditions.now);
         }
         match live.body.and_then(|body| Utf8Bytes::try_from(body).ok()) {
             Some(body) if !self.conditions.room.is_empty() && self.live_bytes.bytes() < MAX_LIVE_BYTES => {
@@ -124,8 +124,8 @@ impl ConnectionState {
                 self.queue_agent(agent);
             }
             PositionAnswer::AboveSent => {
-                // Not an ack yet: storage must confirm the position before it moves a floor.
-                // The database was restored, or the broker is wrong.
+                // The database was restored, or the broker is wrong: not an ack until storage has confirmed the
+                // position.
                 if let Some(binding) = &self.binding {
                     let fence = binding.fence.clone();
                     self.start_read(Read::VerifyPosition { fence, agent, reported: up_to });
@@ -351,7 +351,7 @@ impl ConnectionState {
             Err(_) => {
                 self.repair_after = self.now() + REPAIR_RETRY;
                 for served in self.agents.values_mut() {
-                    // The requests are not kept; it means nothing to streams without one.
+                    // Which streams were requested is not kept; the call has no effect on the others.
                     served.stream.on_repair_failed();
                 }
             }

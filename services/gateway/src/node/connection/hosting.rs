@@ -129,7 +129,12 @@ impl ConnectionState {
         let gone: Vec<_> = older.map(|(agent, _)| *agent).filter(|agent| !located.contains(agent)).collect();
         gone.into_iter().for_each(|agent| self.drop_agent(agent));
         let (known, new): (Vec<_>, Vec<_>) = positions.into_iter().partition(|p| self.agents.contains_key(&p.agent_id));
-        known.iter().for_each(|position| self.on_position(position));
+        for position in &known {
+            self.on_position(position);
+            if let Some(served) = self.agents.get_mut(&position.agent_id) {
+                served.resume(asked);
+            }
+        }
         let Some(binding) = &self.binding else { return };
         if !new.is_empty() {
             let start = self.start_of_unnamed(binding);
@@ -213,9 +218,8 @@ impl ConnectionState {
             return;
         }
         let Some(served) = self.agents.get_mut(&agent) else { return };
+        // A suspended stream stays so: the position may have been read before the move that the copy has shown.
         served.stream.on_head(position.next_seq - 1);
-        // The row names this provider, which a copy or a hint has put into doubt.
-        served.stream.resume();
         self.emit(Effect::ReclaimRoute { agent, is_assigned: position.provider.is_some() });
         self.queue_agent(agent);
     }

@@ -115,6 +115,10 @@ pub(super) fn serve_socket(
     let (outbound, writer) = Outbound::new(sink);
     let writer = spawn_isolated("connection", writer);
     let (handle, mut inbox) = app.registry.add_peer(node.scope, &node.node_id, token);
+    // A drain that has begun since the check of the upgrade may have listed the connections before this one was added.
+    if app.shutdown.is_requested() {
+        handle.close(1012, "draining");
+    }
     // Read after the registration: a recovery that ends before is not missed, and one that ends later closes this peer.
     let epoch = app.engine.recovery().epoch();
     let now = Instant::now();
@@ -238,7 +242,7 @@ impl Connection {
             }
             Effect::StoreAck { agent, floor } => self.move_cursor(agent, 0, floor),
             Effect::StoreAckAt { at, agent, floor } => {
-                // Built now, while the connection has its binding. A task of its own, because the connection ends
+                // Built now, while the connection has its binding. A task of its own, because the connection may end
                 // before `at`.
                 let Some(cursor_move) = self.cursor_move(agent, 0, floor) else { return };
                 let engine = engine.clone();

@@ -4,6 +4,7 @@
 
 use std::{
     collections::VecDeque,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -12,7 +13,7 @@ use std::{
 };
 
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
-use futures::{SinkExt as _, stream::SplitSink};
+use futures::{Sink, SinkExt as _, stream::SplitSink};
 use relay_domain::mailboxes::stream::Seq;
 use relay_tasks::byte_budget::ByteLease;
 use relay_wire::nodes::deliver_frame::SharedFrame;
@@ -31,7 +32,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Above this many unwritten frames the socket is not read: the peer requests faster than it reads replies. Deliveries
 /// stop well below it, so a peer that only receives is always read.
 const CROWDED_FRAMES: usize = 1024;
-/// Time that the peer has to receive the close frame.
+/// Time that the peer has to receive the close frame and what is queued before it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Traced frames whose acks are awaited; the trace of further ones ends with the frame.
 const MAX_TRACED_FRAMES: usize = 64;
@@ -125,6 +126,8 @@ struct QueueState {
     drained: Notify,
     /// The connection found the queue full and waits for it to drain.
     drain_awaited: AtomicBool,
+    /// A close frame was queued.
+    close_queued: Notify,
     closed: AtomicBool,
 }
 
@@ -217,6 +220,7 @@ impl Outbound {
 
     pub(super) fn send_close(&self, code: u16, reason: &'static str) {
         self.enqueue(Message::Close(Some(CloseFrame { code, reason: reason.into() })));
+        self.state.close_queued.notify_one();
     }
 
     fn enqueue(&self, message: Message) {
@@ -239,25 +243,36 @@ fn size_of(message: &Message) -> usize {
     }
 }
 
-async fn drain_queue(mut sink: SplitSink<WebSocket, Message>, mut queue: Receiver<Message>, state: Arc<QueueState>) {
+async fn drain_queue(mut sink: impl Sink<Message> + Unpin, mut queue: Receiver<Message>, state: Arc<QueueState>) {
+    // One for all batches: a peer that does not read may hold up frames that were queued before the close.
+    let mut close_timeout = pin!(async {
+        state.close_queued.notified().await;
+        tokio::time::sleep(CLOSE_TIMEOUT).await;
+    });
     while let Some(first) = queue.recv().await {
-        let closing = matches!(first, Message::Close(_));
+        let mut closing = matches!(first, Message::Close(_));
         let (mut bytes, mut frames) = (size_of(&first), 1);
         // A text may hold the memory that it takes, and the sink copies it.
         let mut unwritten = vec![first.clone()];
-        let written = tokio::time::timeout(if closing { CLOSE_TIMEOUT } else { WRITE_TIMEOUT }, async {
+        let writing = async {
             sink.feed(first).await?;
             // Frames that are already queued go out in one write.
             while let Some(next) = queue.try_recv() {
+                closing |= matches!(next, Message::Close(_));
                 bytes += size_of(&next);
                 frames += 1;
                 unwritten.push(next.clone());
                 sink.feed(next).await?;
             }
             sink.flush().await
-        });
+        };
         // An error and a timeout are the same: part of a frame may be written, so nothing can follow it.
-        let done = matches!(written.await, Ok(Ok(())));
+        let done = tokio::select! {
+            biased;
+            written = writing => written.is_ok(),
+            () = &mut close_timeout => false,
+            () = tokio::time::sleep(WRITE_TIMEOUT) => false,
+        };
         // Not before the flush: frames in the sink are unwritten, and a slow peer must not make room for more of them.
         state.bytes.fetch_sub(bytes, Ordering::SeqCst);
         state.frames.fetch_sub(frames, Ordering::SeqCst);
@@ -312,7 +327,35 @@ impl DeliveryTraces {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        pin::Pin,
+        task::{Context, Poll},
+    };
+
     use super::*;
+
+    /// Socket of a peer that reads nothing.
+    struct FullSink;
+
+    impl Sink<Message> for FullSink {
+        type Error = axum::Error;
+
+        fn poll_ready(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), axum::Error>> {
+            Poll::Pending
+        }
+
+        fn start_send(self: Pin<&mut Self>, _: Message) -> Result<(), axum::Error> {
+            Ok(())
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), axum::Error>> {
+            Poll::Pending
+        }
+
+        fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), axum::Error>> {
+            Poll::Pending
+        }
+    }
 
     fn outbound() -> (Outbound, Receiver<Message>) {
         let (sender, receiver) = queue(SLOTS);
@@ -347,6 +390,17 @@ mod tests {
         }
         assert!(!outbound.is_closed());
         outbound.send_ping();
+        assert!(outbound.is_closed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_close_waits_no_longer_if_frames_are_before_it() {
+        let (outbound, receiver) = outbound();
+        outbound.send_text("not read".into());
+        outbound.send_close(1012, "draining");
+        let began = Instant::now();
+        drain_queue(FullSink, receiver, Arc::clone(&outbound.state)).await;
+        assert!(began.elapsed() < WRITE_TIMEOUT, "{:?}", began.elapsed());
         assert!(outbound.is_closed());
     }
 

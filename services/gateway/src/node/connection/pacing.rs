@@ -72,7 +72,7 @@ impl Pacing {
 
     /// Returns whether the oldest barrier is overdue.
     pub(super) fn is_silent(&self, now: Instant) -> bool {
-        // Frames without a barrier behind them are never confirmed, so their age proves nothing.
+        // Frames are confirmed only by a barrier that follows them, so without one their age proves nothing.
         !self.barriers.is_empty() && self.oldest.is_some_and(|since| now - since > SILENCE_TIMEOUT)
     }
 }

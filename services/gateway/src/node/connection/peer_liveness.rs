@@ -9,7 +9,7 @@ use tokio::{sync::oneshot, time::Instant};
 /// A socket without inbound frames is pinged, and later closed. The slowest clients send heartbeats every 30 s.
 const PING_AFTER: Duration = Duration::from_secs(25);
 const PING_EVERY: Duration = Duration::from_secs(5);
-// Two heartbeats of the slowest clients may be lost.
+// One heartbeat of the slowest clients may be lost, and the next may be 15 s late.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(75);
 /// Time that a peer has to answer a ping that proves it alive.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(1);

@@ -59,6 +59,8 @@ pub(super) struct ServedAgent {
     pub(super) adopted: Instant,
     /// Set for clients whose acks are stored with a delay.
     pub(super) delayed_acks: Option<DelayedAcks>,
+    /// Time when a copy has last put the location into doubt, while the stream is suspended.
+    suspended_at: Option<Instant>,
     /// Boxed, since it ends soon.
     probe: Option<Box<Probe>>,
     /// Frame whose ack latency is being measured.
@@ -77,6 +79,7 @@ impl ServedAgent {
             queued: false,
             adopted: now,
             delayed_acks,
+            suspended_at: None,
             probe: None,
             ack_timer: None,
             reported_next: 0,
@@ -153,6 +156,20 @@ impl ServedAgent {
             _ => floor + 1,
         };
         self.open_at(start, position);
+    }
+
+    /// Stops the stream, because the agent may have moved.
+    pub(super) fn suspend(&mut self, now: Instant) {
+        self.suspended_at = Some(now);
+        self.stream.suspend();
+    }
+
+    /// Resumes the stream after the location was read again, at or after `asked`. An earlier read does not end the
+    /// doubt: it may show the location before the move.
+    pub(super) fn resume(&mut self, asked: Instant) {
+        if self.suspended_at.take_if(|since| *since <= asked).is_some() {
+            self.stream.resume();
+        }
     }
 
     /// Returns whether delayed acks leave room for another frame.

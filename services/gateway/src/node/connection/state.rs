@@ -168,7 +168,7 @@ impl ConnectionState {
         // A busy connection must not postpone its tick.
         self.tick_if_due();
         self.close_if_unregistered();
-        // Once the end is decided nothing more leaves: the agents may be served elsewhere by now.
+        // Once the end is decided no delivery leaves: the agents may be served elsewhere by now.
         if self.closing.is_none() {
             self.store_due_acks();
             self.pump_deliveries();

@@ -64,7 +64,7 @@ pub async fn create(
         created_at: created.created_at.into(),
         expires_at: created.expires_at.map(Into::into),
     };
-    // With the key of a workspace of that name the answer shows it, which repeats no earlier answer.
+    // Without an Idempotency-Key, 200 means that the caller's key belongs to a workspace of that name. It is no replay.
     Ok(Reply::with_status(status, data).replayed(!created.is_new && key.is_some()))
 }
 

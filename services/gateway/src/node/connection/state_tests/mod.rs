@@ -2,6 +2,7 @@
 
 mod adoption;
 mod heartbeats;
+mod moves;
 mod world;
 
 use std::time::Duration;

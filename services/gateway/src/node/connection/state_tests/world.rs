@@ -74,7 +74,7 @@ pub(super) struct Mailbox {
     routed_at: Option<Instant>,
     /// Last frame since the agent was routed here.
     last_frame: Option<Seq>,
-    /// A live copy named another location, and no position has been read since.
+    /// A live copy named another location, and the located agents have not been read since.
     is_suspended: bool,
 }
 
@@ -284,12 +284,6 @@ impl World {
         self.mailboxes.iter().filter(|(_, mailbox)| !mailbox.is_elsewhere).map(|(agent, _)| *agent).collect()
     }
 
-    /// Returns positions, which end the doubt about the agents.
-    fn read_positions(&mut self, agents: Vec<AgentId>) -> Vec<MailboxPosition> {
-        agents.iter().for_each(|agent| self.mailbox(*agent).is_suspended = false);
-        agents.into_iter().map(|agent| self.position(agent)).collect()
-    }
-
     fn repair(&self, request: &RepairRequest) -> RepairedMailbox {
         let agent = request.agent_id;
         let last = self.mailboxes[&agent].head.min(request.from + REPAIR_PAGE - 1);
@@ -329,7 +323,9 @@ impl World {
                 JobResult::Serve { start, agents: agents.into_iter().map(|agent| self.position(agent)).collect() }
             }
             Job::Read(Read::Relist(_)) => {
-                let positions = self.read_positions(self.located());
+                let located = self.located();
+                located.iter().for_each(|agent| self.mailbox(*agent).is_suspended = false);
+                let positions = located.into_iter().map(|agent| self.position(agent)).collect();
                 self.step(Input::Job(JobResult::Relisted { asked, positions }));
                 let known_before = |mailbox: &&Mailbox| mailbox.routed_at.is_some_and(|at| at < asked);
                 let mut known = self.mailboxes.values().filter(known_before);
@@ -445,7 +441,7 @@ impl World {
 
     fn report_positions(&mut self) {
         let routed = self.mailboxes.iter().filter(|(_, mailbox)| mailbox.is_routed).map(|(agent, _)| *agent);
-        let positions = self.read_positions(routed.collect());
+        let positions = routed.map(|agent| self.position(agent)).collect();
         self.step(Input::Event(Event::Positions(positions)));
     }
 
