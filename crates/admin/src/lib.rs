@@ -35,7 +35,7 @@ pub use restore::RestoreReport;
 
 /// Commands run one statement at a time.
 const CONNECTIONS: u32 = 2;
-/// Lease of the worker number for the ids of single rows, in seconds. It expires unused.
+/// Lease of the worker number for the ids of a command, in seconds. Only a restore renews it.
 const LEASE_SECONDS: i32 = 60;
 
 /// Returns the name under which this process owns leases.
@@ -127,12 +127,13 @@ impl Admin {
         }
     }
 
-    /// Leases a worker number for the ids of this process.
-    async fn lease_ids(&self, owner: &str) -> EngineResult<IdSource> {
+    /// Leases a worker number for the ids of this process. Returns the number and its ids.
+    async fn lease_ids(&self, owner: &str) -> EngineResult<(i16, IdSource)> {
         let worker = self.store.lease_worker_id(owner, LEASE_SECONDS).await?;
-        let ids = IdSource::new(worker.ok_or(EngineError::Internal(Fault::NoWorkerNumber))?.unsigned_abs());
+        let worker = worker.ok_or(EngineError::Internal(Fault::NoWorkerNumber))?;
+        let ids = IdSource::new(worker.unsigned_abs());
         ids.synchronize(&self.store).await?;
-        Ok(ids)
+        Ok((worker, ids))
     }
 
     /// Creates a workspace with its `general` channel.
@@ -141,7 +142,7 @@ impl Admin {
     /// When the name is out of bounds.
     pub async fn create_workspace(&self, name: &str, plan: Plan) -> EngineResult<WorkspaceWithKey> {
         check_name("name", name, MAX_WORKSPACE_NAME_BYTES)?;
-        let ids = self.lease_ids(&process_name()).await?;
+        let (_, ids) = self.lease_ids(&process_name()).await?;
         let (key, hash) = new_token(TokenKind::Workspace)?;
         let workspace_id = WorkspaceId::new(ids.next_id());
         let new = NewWorkspace {

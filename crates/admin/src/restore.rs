@@ -7,7 +7,7 @@ use relay_store::recovery::DatabaseState;
 use relay_stream::{Clock, FrameKeys, NatsServers, ProcessIdentity, Stream};
 use tokio::time::Instant;
 
-use super::{Admin, process_name};
+use super::{Admin, LEASE_SECONDS, process_name};
 use relay_engine::{
     EngineError, EngineResult,
     access::secrets::{KeyList, load_frame_keys},
@@ -16,6 +16,8 @@ use relay_engine::{
 
 const NATS_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_EVERY: Duration = Duration::from_millis(50);
+/// Interval at which the worker number is renewed, a sixth of its lease.
+const RENEW_EVERY: Duration = Duration::from_secs(10);
 
 /// Result of a manual recovery.
 #[derive(Debug, serde::Serialize)]
@@ -35,7 +37,7 @@ impl Admin {
     /// Gateways and workers must be stopped, or wait for it.
     ///
     /// # Errors
-    /// When another process recovers the database.
+    /// When another process recovers the database, or has taken the worker number of this one.
     pub async fn restore(
         &self,
         nats: &NatsServers,
@@ -44,9 +46,9 @@ impl Admin {
         progress: impl FnMut(Progress) + Send,
     ) -> EngineResult<RestoreReport> {
         let owner = process_name();
-        let ids = self.lease_ids(&owner).await?;
+        let (worker, ids) = self.lease_ids(&owner).await?;
         let keys = load_frame_keys(&self.store, configured).await?;
-        let stream = Stream::connect(nats, process_identity(owner, keys)).await?;
+        let stream = Stream::connect(nats, process_identity(owner.clone(), keys)).await?;
         let since = Instant::now();
         // Not an error yet: the examination then fails with the reason of NATS.
         while !stream.is_up() && since.elapsed() < NATS_TIMEOUT {
@@ -62,8 +64,22 @@ impl Admin {
         let Some(lock) = self.store.try_recovery_lock().await? else {
             return Err(EngineError::invalid_request("another process recovers the database"));
         };
-        let done = repair.repair(&database, margin, progress).await;
+        let done = tokio::select! {
+            done = repair.repair(&database, margin, progress) => done,
+            lost = self.keep_worker_number(&owner, worker) => Err(lost),
+        };
         lock.release().await;
         Ok(RestoreReport { found, done: Some(done?), recovered_before })
+    }
+
+    /// Renews the lease of a worker number, which a repair may outlast. Returns an error once the number is lost.
+    async fn keep_worker_number(&self, owner: &str, worker: i16) -> EngineError {
+        loop {
+            tokio::time::sleep(RENEW_EVERY).await;
+            // A renewal that fails is repeated: the number is lost only when another process has leased it.
+            if let Ok(false) = self.store.renew_worker_id(worker, owner, LEASE_SECONDS).await {
+                return EngineError::invalid_request("another process has taken the worker number, restore again");
+            }
+        }
     }
 }

@@ -109,7 +109,7 @@ impl Destinations {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         let by_bytes = Duration::from_micros(bytes.saturating_mul(1_000_000) / self.config.byte_rate.max(1));
         let by_calls = Duration::from_secs(1) / self.config.call_rate.max(1);
-        // Each worker has an equal part of the rate, so a call takes as many times more of it.
+        // Each worker has an equal share of the rate, so a call takes as many times longer as there are workers.
         by_bytes.max(by_calls).saturating_mul(self.workers.load(Relaxed))
     }
 }

@@ -54,7 +54,6 @@ pub(crate) async fn run(arguments: Quotas, out: Output) -> Result<()> {
         let own = serde_json::from_value(Value::Object(changed)).context("a number is too large")?;
         admin.set_quotas(scope, arguments.plan, &own).await.context("change the quotas")?;
     }
-    // Read again, to show the stored state.
     let (plan, own) = admin.quotas(scope).await.context("read the quotas")?;
     let mut own = limit_fields(&own)?;
     own.retain(|_, limit| !limit.is_null());

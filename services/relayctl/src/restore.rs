@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     let admin = arguments.database.connect()?;
-    // An operator can start NATS first. Without the log no delivery would be recovered from it.
+    // NATS is required: an operator can start it first, and without the log no delivery could be recovered.
     let margin = Margin { numbers: arguments.margin, always: arguments.jump, without_log: false };
     let mut bar = ProgressBar::new("frames", out);
     let report = admin

@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use reqwest::StatusCode;
 use serde_json::Value;
 
 use crate::output::Output;
@@ -81,8 +82,7 @@ async fn follow_stream(
     if !status.is_success() {
         let body = response.text().await.unwrap_or_default();
         let error = anyhow::anyhow!("{url} answered {status}: {body}");
-        // A refused token or a wrong URL stays so; a gateway without Postgres does not.
-        return Err(if status.is_server_error() { Failure::Temporary(error) } else { Failure::Permanent(error) });
+        return Err(if is_temporary(status) { Failure::Temporary(error) } else { Failure::Permanent(error) });
     }
     let coloured = std::io::stdout().is_terminal();
     let mut events = EventParser::default();
@@ -109,6 +109,12 @@ async fn follow_stream(
         }
     }
     Ok(false)
+}
+
+/// Returns whether a retry may help. A refused token or a wrong URL stays so; a used-up rate limit or a gateway without
+/// Postgres does not.
+fn is_temporary(status: StatusCode) -> bool {
+    status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
 }
 
 /// Formats an event: number, type, and the other fields as JSON.
@@ -201,6 +207,13 @@ mod tests {
             let mut events = EventParser::default();
             let got: Vec<Event> = text.as_bytes().chunks(size).flat_map(|chunk| events.feed(chunk).unwrap()).collect();
             assert_eq!(got, expected, "cut into {size} bytes");
+        }
+    }
+
+    #[test]
+    fn only_refusals_that_pass_are_retried() {
+        for (status, expected) in [(400, false), (401, false), (404, false), (408, true), (429, true), (503, true)] {
+            assert_eq!(is_temporary(StatusCode::from_u16(status).unwrap()), expected, "{status}");
         }
     }
 

@@ -4,7 +4,10 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use relay_acceptance::chaos::{database::Database, end_state::judge, ledger::content_of, sender::send_accepted};
+use relay_acceptance::{
+    chaos::{database::Database, end_state::judge, ledger::content_of, sender::send_accepted},
+    relayctl::relayctl_with,
+};
 use relay_testkit::{
     client::{Agent, Api, NodeSocket},
     history::{History, Losses, tick},
@@ -292,4 +295,49 @@ async fn a_lost_log_is_rebuilt_completely() -> Result<()> {
     scene.send("letter 5").await?;
     assert_eq!(scene.next(&mut socket).await?.0, 5);
     scene.verify(&stack, Losses::None).await
+}
+
+/// Makes the first change of a repair wait until the table is empty.
+const HOLD_REPAIR: [&str; 3] = [
+    "CREATE TABLE held_repairs AS SELECT 1 AS held",
+    "CREATE FUNCTION wait_while_held() RETURNS trigger LANGUAGE plpgsql AS $$
+     BEGIN
+         WHILE EXISTS (SELECT FROM held_repairs) LOOP
+             PERFORM pg_sleep(0.05);
+         END LOOP;
+         RETURN NULL;
+     END $$",
+    "CREATE TRIGGER wait_while_held BEFORE UPDATE ON event_heads FOR EACH STATEMENT EXECUTE FUNCTION wait_while_held()",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_restore_renews_its_worker_number() -> Result<()> {
+    let stack = Stack::builder().gateways(1).worker(false).start().await?;
+    stop(&stack);
+    let mut database = PgConnection::connect(stack.database_url()).await?;
+    for statement in HOLD_REPAIR {
+        sqlx::raw_sql(statement).execute(&mut database).await?;
+    }
+    let nats_url = stack.nats_url();
+    let variables = [("DATABASE_URL", stack.database_url()), ("NATS_URL", nats_url.as_str())];
+    let restoring = async { relayctl_with(&["restore"], &variables, "").await?.expect_success() };
+    let leased_until = "SELECT coalesce(max(extract(epoch FROM lease_until) * 1000)::bigint, 0) FROM worker_ids
+                         WHERE owner LIKE 'relayctl-%'";
+    let renewing = async {
+        let first = wait::until_ok("the restore to lease a number", SOON, || async {
+            let until = number(&stack, leased_until, "").await?;
+            ensure!(until > 0, "no lease");
+            anyhow::Ok(until)
+        })
+        .await?;
+        wait::until_ok("the lease to be renewed", SOON, || async {
+            ensure!(number(&stack, leased_until, "").await? > first, "not renewed");
+            anyhow::Ok(())
+        })
+        .await?;
+        sqlx::raw_sql("DELETE FROM held_repairs").execute(&mut database).await?;
+        anyhow::Ok(())
+    };
+    tokio::try_join!(restoring, renewing)?;
+    Ok(())
 }

@@ -38,6 +38,31 @@ async fn post(ann: &Api, words: &str) -> Result<()> {
     Ok(())
 }
 
+/// Returns the id of a subscription as it is stored.
+fn stored_id(subscription: &str) -> Result<i64> {
+    Ok(subscription.rsplit('_').next().unwrap_or_default().parse()?)
+}
+
+/// Posts messages that one worker sends under one lease, because the subscription is blocked until all are posted. It
+/// has failed `failures` times before.
+async fn post_together(ann: &Api, subscription: &str, failures: i32, messages: &[&str]) -> Result<PgPool> {
+    let (pool, id) = (PgPool::connect(&shared().await.database_url).await?, stored_id(subscription)?);
+    sqlx::query(
+        "UPDATE subscriptions SET failures = $2, failing_since = CASE WHEN $2 > 0 THEN now() END,
+                                  blocked_until = now() + interval '1 hour' WHERE subscription_id = $1",
+    )
+    .bind(id)
+    .bind(failures)
+    .execute(&pool)
+    .await?;
+    for words in messages {
+        post(ann, words).await?;
+    }
+    let unblock = "UPDATE subscriptions SET blocked_until = NULL WHERE subscription_id = $1";
+    sqlx::query(unblock).bind(id).execute(&pool).await?;
+    Ok(pool)
+}
+
 fn texts(received: &[Received]) -> Vec<String> {
     received.iter().map(|call| text(&call.json()["data"]["text"]).to_owned()).collect()
 }
@@ -205,7 +230,7 @@ async fn lasting_failure_disables_a_subscription() -> Result<()> {
     sqlx::query(
         "UPDATE subscriptions SET failures = 30, failing_since = now() - interval '25 hours' WHERE subscription_id = $1",
     )
-    .bind(subscription.rsplit('_').next().unwrap_or_default().parse::<i64>()?)
+    .bind(stored_id(&subscription)?)
     .execute(&pool)
     .await?;
     post(&ann, "one more").await?;
@@ -216,6 +241,40 @@ async fn lasting_failure_disables_a_subscription() -> Result<()> {
     })
     .await?;
     assert_eq!(receiver.count(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_success_ends_the_probing_for_the_next_event_as_well() -> Result<()> {
+    // The second call fails: the first attempt of the second event.
+    let receiver = Receiver::start(|number, _| Reply::Status(if number == 1 { 503 } else { 200 })).await?;
+    let (key, ann) = workspace("recovered").await?;
+    let subscription = subscribe(&key, json!({ "events": ["message.created"], "url": receiver.url("/") })).await?;
+    post_together(&ann, &subscription, 5, &["first", "second"]).await?;
+    let received = receiver.wait_for(3, SOON).await;
+    assert_eq!(texts(&received), ["first", "second", "second"]);
+    // A probe comes after 30 s, the second attempt of an event after 1 s.
+    let pause = received[2].at - received[1].at;
+    assert!(pause < Duration::from_secs(15), "{pause:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_url_that_refuses_every_event_is_probed_from_the_fifth_on() -> Result<()> {
+    let receiver = Receiver::start(|_, _| Reply::Status(404)).await?;
+    let (key, ann) = workspace("refusing").await?;
+    let subscription = subscribe(&key, json!({ "events": ["message.created"], "url": receiver.url("/") })).await?;
+    let pool = post_together(&ann, &subscription, 0, &["0", "1", "2", "3", "4", "5", "6", "7"]).await?;
+    let id = stored_id(&subscription)?;
+    let blocked = "SELECT coalesce(blocked_until > now() + interval '10 seconds', false) FROM subscriptions
+                    WHERE subscription_id = $1";
+    wait::until_ok("the subscription to be blocked", SOON, || async {
+        let is_blocked: bool = sqlx::query_scalar(blocked).bind(id).fetch_one(&pool).await?;
+        anyhow::ensure!(is_blocked, "{} calls", receiver.count());
+        Ok(())
+    })
+    .await?;
+    assert_eq!(receiver.count(), 5);
     Ok(())
 }
 

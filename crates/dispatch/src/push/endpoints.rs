@@ -286,7 +286,8 @@ impl Endpoints {
         if self.storage.claim_probe(endpoint.scope, &endpoint.node_id, ttl).await? {
             return Ok(None);
         }
-        // The result of that probe is in the row, so the next attempt reads it instead of the cached health.
+        // The other worker's probe writes its result to the row, so the next attempt reads the row instead of the
+        // cached health.
         self.forget(endpoint.scope, &endpoint.node_id);
         Ok(Some(now + RETRY_PROBED))
     }

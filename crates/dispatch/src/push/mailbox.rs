@@ -359,7 +359,8 @@ impl PageRun<'_> {
         if !matches!(outcome, AttemptOutcome::Retry { .. } | AttemptOutcome::Disabled { .. }) {
             pass_row(mailbox, row);
         }
-        // An ack moves the floor, from which a claim begins as well. Only a delivery needs the position.
+        // An ack or a dead letter settles the row, and a claim begins above the settled floor. Only a delivery without
+        // an ack needs the position.
         let pushed_seq = (outcome == AttemptOutcome::Delivered).then_some(mailbox.pushed_seq);
         let answer = self.pusher.recorder.record(PushAttempt { pushed_seq, ..attempt }).await;
         if !pipeline.unrecorded.push(answer).await {

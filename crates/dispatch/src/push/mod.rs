@@ -102,7 +102,8 @@ impl WorkerLease {
 
     fn extend(&self, asked_at: Instant) {
         let mut until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
-        // Compared before it is extended: other workers may have claimed our mailboxes between the two.
+        // Compared before the lease is extended: between its end and this renewal other workers may have claimed our
+        // mailboxes.
         if *until < Instant::now() {
             self.breaks.fetch_add(1, Ordering::Relaxed);
         }

@@ -60,7 +60,7 @@ async fn run(storage: Arc<dyn PushQueue>, mut queued: Batches<QueuedAttempt>) {
         let (attempts, replies) = Request::split(batch);
         let lost = match record_batch(&*storage, &attempts).await {
             Some(lost) => lost,
-            // One attempt is at fault: alone it delays no other.
+            // Storage refuses one of the attempts: recorded one by one, the others are not held back.
             None => record_one_by_one(&*storage, &attempts).await,
         };
         for (attempt, reply) in attempts.iter().zip(replies) {

@@ -125,7 +125,8 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
             return Ok(());
         }
         self.queue.watch_deliveries().await?;
-        // Only after a success, so that a failed round marks them again. The lock is not held over the statement.
+        // Only after a success, so that the round after a failed one marks them again. The lock is not held over the
+        // statement.
         *self.watched_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         Ok(())
     }

@@ -74,7 +74,7 @@ pub struct LeasedSubscription<L> {
     pub signature_scheme: Option<SignatureScheme>,
     /// `None` when they cannot be decrypted here, or do not suffice for the scheme.
     pub secrets: Option<SubscriptionSecrets>,
-    /// Consecutive failed attempts when it was leased.
+    /// Consecutive failed attempts, as of the last one recorded.
     pub failures: i32,
     pub lease: L,
 }

@@ -98,11 +98,11 @@ async fn serve_leased<Q: SubscriptionQueue>(
     }
 }
 
-/// Makes one call and records its outcome.
+/// Makes one call and records its outcome, also in the failures of `leased`.
 async fn attempt_call<Q: SubscriptionQueue>(
     queue: &Q,
     destinations: &Destinations,
-    leased: &LeasedSubscription<Q::Lease>,
+    leased: &mut LeasedSubscription<Q::Lease>,
     secrets: &SubscriptionSecrets,
     mut pending: PendingCall,
 ) -> QueueResult<NextStep> {
@@ -135,6 +135,7 @@ async fn attempt_call<Q: SubscriptionQueue>(
     // Recorded before the verdict is applied: the number of failures includes this call, and those of other workers
     // before.
     let Some(run) = queue.record(leased, &attempt, LEASE).await? else { return Ok(NextStep::Abandon) };
+    leased.failures = run.failures;
     let failing_for = run.since.and_then(|since| (now - since).to_std().ok()).unwrap_or_default();
     let reason = match verdict {
         AnswerClass::Delivered => return Ok(NextStep::Continue),
