@@ -69,7 +69,7 @@ pub fn subscription_channel(agent: AgentId) -> String {
 #[must_use]
 pub fn only_recipient(channel: &str) -> Option<AgentId> {
     let id = channel.strip_prefix(SUBSCRIPTION_CHANNEL_PREFIX)?;
-    // No agent has a shorter id, so that names such as `subscription-2026` stay free for ordinary channels.
+    // No agent has a shorter id, so names such as `subscription-2026` stay free for ordinary channels.
     let agent = (id.len() >= MIN_ID_DIGITS).then(|| id.parse().ok())??;
     (subscription_channel(agent) == channel).then_some(agent)
 }

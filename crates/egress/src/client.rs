@@ -278,7 +278,8 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
 }
 
 fn build_request(target: &Target, mut headers: HeaderMap, body: Bytes) -> Request<Full<Bytes>> {
-    // These decide where a request ends. With a tenant's own ones, an endpoint or a proxy could see a second request.
+    // Headers of the connection and its framing. With a tenant's own ones, an endpoint or a proxy could see a second
+    // request.
     for of_the_connection in [
         header::CONNECTION,
         header::CONTENT_LENGTH,

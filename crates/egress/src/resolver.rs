@@ -84,7 +84,7 @@ impl Resolve for SystemResolver {
             Ok(Err(error)) => lookup_error(error),
             Err(_) => io::ErrorKind::TimedOut.into(),
         };
-        // A resolver that is busy itself says nothing about the name.
+        // A busy resolver says nothing about the name, so this failure is not remembered.
         if found.kind() != io::ErrorKind::ResourceBusy {
             self.failures.insert(host.to_owned(), found.kind());
         }

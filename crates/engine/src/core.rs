@@ -113,7 +113,8 @@ impl Core {
     pub(crate) fn announce(&self, announcement: impl Into<Announcement>) {
         let announcement = announcement.into();
         let events = announcement.event_count();
-        // A change without events has a record as well, without a number.
+        // A change may record no event. Its `RecordedEvents` is then empty and has no seq, so there is nothing to
+        // announce.
         if events == 0 {
             return;
         }

@@ -134,12 +134,18 @@ impl PtyHost {
             ends.spawn(async move { trees.end_terminal(&shared, grace).await });
         }
         // At the same time as the terminals above, so that all of them share one grace.
-        let mut killed = self.inner.trees.end(&Selection::Orphans, deadline).await?.killed;
+        let mut reports = vec![self.inner.trees.end(&Selection::Orphans, deadline).await];
         while let Some(ended) = ends.join_next().await {
-            killed += ended.map_err(|failed| PtyError::ProcessTable(io::Error::other(failed)))??.killed;
+            reports.push(ended.unwrap_or_else(|failed| Err(PtyError::ProcessTable(io::Error::other(failed)))));
         }
         // Orphans that the end of their parents has made.
-        let last = self.inner.trees.end(&Selection::Orphans, Instant::now()).await?;
+        let last = self.inner.trees.end(&Selection::Orphans, Instant::now()).await;
+        // Errors count only now: a return before this line would abort the ends of the other terminals.
+        let mut killed = 0;
+        for report in reports {
+            killed += report?.killed;
+        }
+        let last = last?;
         let running = self.inner.trees.running();
         let unfinished = running.iter().filter(|shared| shared.exit().is_none()).map(|shared| shared.tree.root.pid);
         let survivors = last.survivors.into_iter().chain(unfinished).collect();

@@ -144,7 +144,7 @@ impl Process {
     /// Sends SIGKILL and waits for the exit.
     pub fn kill9(&self) {
         if let Some(child) = self.slot().as_mut() {
-            // Both fail only for a child that has been reaped already.
+            // Neither fails for a child that has ended: std keeps its status, and killing it again has no effect.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -292,7 +292,7 @@ fn spawn(command: Command) -> io::Result<Child> {
         let (requests, inbox) = sync_channel::<Request>(16);
         let serve = move || {
             for (mut command, reply) in inbox {
-                // The caller waits for the answer, so that it is always received.
+                // Cannot fail: the caller waits for the answer.
                 let _ = reply.send(command.spawn());
             }
         };

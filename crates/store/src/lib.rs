@@ -7,8 +7,9 @@
 //! call has changed nothing unless the error is [`StoreError::OutcomeUnknown`]; doc comments mention errors only where
 //! more is to be said.
 //!
-//! Lock order of transactions that lock several kinds of rows: node, agent, mailbox heads, mailbox cursors, event
-//! counters; within one kind by workspace and id.
+//! Lock order of transactions that lock several kinds of rows: a node, its providers, agents, push mailboxes; or the
+//! record of a fan-out, outbox row, idempotency keys, mailbox heads, mailbox cursors, push mailboxes. Event counters
+//! are last. Several providers, agents, keys, heads, cursors or counters are locked in the order of their keys.
 
 pub mod access;
 pub mod actions;

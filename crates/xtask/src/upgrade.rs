@@ -58,7 +58,7 @@ fn build(args: &Args) -> Result<PathBuf> {
         build.args(["--package", package]);
     }
     let built = cargo::run(build.current_dir(&source).env("CARGO_TARGET_DIR", &target));
-    // Also after a failed build, whose error is returned behind it.
+    // Also after a failed build, whose error is returned afterwards.
     forget(&source)?;
     built?;
     Ok(target.join("debug"))

@@ -155,6 +155,9 @@ async fn only_the_handling_agent_completes_its_action() -> Result<()> {
     place.ann().post(&complete, json!({ "output": 3 })).await?.refused(403, "forbidden")?;
     let done = as_bob.post(&complete, json!({ "output": 4, "duration_ms": 12.4 })).await?.success()?;
     assert_eq!((&done["status"], &done["output"], &done["duration_ms"]), (&json!("completed"), &json!(4), &json!(12)));
+    // Also if it answers before the gateway has recorded that it got the invocation.
+    assert!(done["dispatched_at"].is_string(), "{done}");
+    assert!(text(&done["dispatched_node_id"]).starts_with("node_direct_"), "{done}");
     assert_eq!(place.invocation("double", id, "").await?["output"], 4);
     // The Rust client and frames know objects only.
     let wrapped = json!({ "value": 4 });
@@ -193,6 +196,24 @@ async fn an_agent_without_access_does_not_see_an_action_and_is_refused() -> Resu
     }
     let denied = denied.context("to be told of a denial")?;
     assert_eq!((text(&denied["action_name"]), text(&denied["caller_name"])), ("secret", "ann"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_denial_that_cannot_be_recorded_is_answered_all_the_same() -> Result<()> {
+    let place = InvocationScene::new("denied-unrecorded").await?;
+    let bob = place.key.register_agent("bob").await?;
+    let body = json!({ "name": "secret", "description": "", "handler_agent": "bob", "available_to": ["carl"] });
+    place.key.as_agent(&bob).post("/v1/actions", body).await?.success()?;
+    let database = sqlx::PgPool::connect(&shared().await.database_url).await?;
+    let mut other = database.begin().await?;
+    // The record needs the next number of the workspace's events, and waits 2 s for this lock.
+    let events = "SELECT FROM event_heads h JOIN agents a USING (workspace_id) WHERE a.agent_id = $1 FOR UPDATE OF h";
+    let locked = sqlx::query(events).bind(place.ann.id.parse::<i64>()?).execute(&mut *other).await?;
+    assert_eq!(locked.rows_affected(), 1);
+    let denied = place.ann().without_retries().post("/v1/actions/secret/invoke", json!({})).await?;
+    denied.refused(403, "action_denied")?;
+    other.rollback().await?;
     Ok(())
 }
 

@@ -61,6 +61,8 @@ async fn child_workspaces_count_against_their_creator_and_share_its_plan() -> Re
     let (_, fourth) = created(&root, "fourth").await?;
     assert_eq!(plan(&fourth).await?, "pro");
     create(&root, "fifth").await?.refused(429, "plan_limit_exceeded")?;
+    // The limit is that of the workspace that they count against: the plan alone allows a hundred.
+    create(&fourth, "grandchild").await?.refused(429, "plan_limit_exceeded")?;
     // A deleted child counts no more.
     fourth.delete("/v1/workspace").await?.success()?;
     created(&root, "fifth").await?;

@@ -294,6 +294,48 @@ async fn a_stalled_database_does_not_cause_rate_limit_errors() -> Result<()> {
     Ok(())
 }
 
+/// A request that waits for units that then cannot be acquired spends those that the outage allows.
+#[tokio::test]
+async fn requests_that_wait_for_a_failed_acquisition_are_served() -> Result<()> {
+    /// With the one before them they need more units than an agent has in advance, and no more than a batch of them.
+    const WAITING: usize = 6;
+    /// Bound of the wait for units.
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let stack = stack().await?;
+    let pool = sqlx::PgPool::connect(stack.database_url()).await?;
+    for _ in 0..MINUTES {
+        let (key, agents, ends_at) = workspace(&stack, "failing", 1).await?;
+        let ann = key.as_agent(&agents[0]).without_retries();
+        ann.get("/v1/channels").await?.success()?;
+        // Acquisitions wait for this transaction, after which their table is not found.
+        let mut renaming = pool.begin().await?;
+        sqlx::query("ALTER TABLE rate_budgets RENAME TO renamed_budgets").execute(&mut *renaming).await?;
+        let began = Instant::now();
+        let asked = futures::future::try_join_all((0..WAITING).map(|_| ann.get("/v1/channels")));
+        let fail = async {
+            wait::until("an acquisition to wait", Duration::from_secs(30), || async {
+                let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+                                  AND wait_event_type = 'Lock' AND query LIKE 'INSERT INTO rate_budgets%'";
+                sqlx::query_scalar::<_, i64>(waiting).fetch_one(&pool).await.is_ok_and(|count| count > 0)
+            })
+            .await;
+            renaming.commit().await
+        };
+        let (replies, failed) = tokio::join!(asked, fail);
+        let took = began.elapsed();
+        failed?;
+        sqlx::query("ALTER TABLE renamed_budgets RENAME TO rate_budgets").execute(&pool).await?;
+        if took >= PATIENCE || unix_seconds() >= ends_at {
+            continue;
+        }
+        for reply in replies? {
+            ensure!(reply.is_success(), "{} {}", reply.status, reply.body);
+        }
+        return Ok(());
+    }
+    anyhow::bail!("storage was slow {MINUTES} times")
+}
+
 async fn check_lookups_by_address(stack: &Stack) -> Result<()> {
     let anonymous = Api::anonymous(stack.gateway(0).url());
     let path = "/v1/workspaces/by-name/nobody-has-this-name";

@@ -126,7 +126,7 @@ pub fn is_invokable_capacity(name: &str) -> bool {
 /// Returns the delay before the next attempt after `attempt` attempts (from 1) have failed.
 #[must_use]
 pub fn retry_backoff(attempt: i32) -> Duration {
-    // 16 doublings are far above the longest delay; more would overflow the shift.
+    // 16 doublings are far above the longest delay. Without the clamp a large attempt would overflow the shift.
     let doublings = attempt.saturating_sub(1).clamp(0, 16).unsigned_abs();
     BACKOFF.0.saturating_mul(1 << doublings).min(BACKOFF.1)
 }

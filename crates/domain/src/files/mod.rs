@@ -101,7 +101,7 @@ pub fn content_disposition(filename: &str) -> String {
     // A leading dot would save the download as a hidden file.
     let base = base.trim().trim_start_matches('.');
     let base = if base.is_empty() { "file" } else { base };
-    // A quote, a backslash or a line end would end the quoted name or the header.
+    // A quote would end the quoted name, a backslash would escape its end, and a line end would end the header.
     let plain: String =
         base.chars().map(|c| if c.is_ascii_alphanumeric() || " .-_()".contains(c) { c } else { '_' }).collect();
     let mut encoded = String::new();

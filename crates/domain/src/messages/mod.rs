@@ -64,10 +64,11 @@ pub fn from_address(metadata: &JsonText) -> Option<String> {
     serde_json::from_str(address.get()).ok()
 }
 
-/// Returns new metadata with the engine's own keys of the old, which authors cannot see.
+/// Returns new metadata with the engine's own keys of the old, which authors can neither see nor set.
 #[must_use]
 pub fn keep_hidden_metadata(new: Option<&JsonText>, old: &JsonText) -> JsonText {
     let mut all = new.map(JsonText::entries).unwrap_or_default();
+    all.retain(|key| !key.starts_with(HIDDEN_METADATA));
     for (key, value) in old.entries() {
         if key.starts_with(HIDDEN_METADATA) || key == POSTED_BY_NODE {
             all.insert(key, value);
@@ -265,6 +266,8 @@ mod tests {
         let new = JsonText::from(serde_json::json!({ "c": {} }));
         assert_eq!(keep_hidden_metadata(Some(&new), &stored).get(), r#"{"c":{},"__relaycast_x":[2]}"#);
         assert_eq!(keep_hidden_metadata(None, &stored).get(), r#"{"__relaycast_x":[2]}"#);
+        let forged = JsonText::from(serde_json::json!({ "c": {}, "__relaycast_x": 3, "__relaycast_y": 4 }));
+        assert_eq!(keep_hidden_metadata(Some(&forged), &stored).get(), r#"{"c":{},"__relaycast_x":[2]}"#);
         assert_eq!(client_metadata(&JsonText::encode(&())).get(), "{}");
         let addressed = with_from_address(&with_from_address(&new, "forged"), "ada@box");
         assert_eq!(from_address(&addressed).as_deref(), Some("ada@box"));

@@ -108,7 +108,7 @@ impl RetryPolicy {
 /// each time up to 10 min.
 #[must_use]
 pub fn consumer_backoff(failed: u32) -> Duration {
-    // Seven doublings exceed the maximum; more would overflow the shift.
+    // Seven doublings exceed the maximum. Without the clamp a large count would overflow the shift.
     Duration::from_secs(5 << failed.clamp(1, 8).saturating_sub(1)).min(Duration::from_secs(600))
 }
 
@@ -178,7 +178,7 @@ pub fn header_problem(name: &str, value: &str) -> Option<&'static str> {
     }
     let lower = name.to_ascii_lowercase();
     let own = ["content-type", "x-relaycast-event", "x-relaycast-delivery", "x-forward-to", "x-proxy-auth"];
-    // With these a tenant could make one request look like two to a server or to a proxy before it.
+    // Reserved for the client: with them a tenant could change the framing, the routing or the encoding of a request.
     let of_the_connection =
         ["content-length", "transfer-encoding", "content-encoding", "host", "connection", "upgrade", "te", "trailer"];
     if own.contains(&&*lower) || lower.starts_with("webhook-") || of_the_connection.contains(&&*lower) {

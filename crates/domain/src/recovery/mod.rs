@@ -23,7 +23,8 @@ pub struct LogCoverage {
 #[must_use]
 pub fn covers_restore(log: Option<LogCoverage>, restored_to_ms: i64) -> bool {
     log.is_some_and(|log| {
-        // A log that is younger than the restored state has replaced one with further entries.
+        // A log created after the restored state may have replaced an earlier one, whose entries since that state are
+        // lost.
         log.created_at_ms <= restored_to_ms && (log.is_complete || log.oldest_at_ms <= restored_to_ms - CLOCK_SLACK_MS)
     })
 }
@@ -48,8 +49,8 @@ pub struct LogMarks {
     pub events: Option<LogMark>,
 }
 
-/// Time after a recovery during which brokers may report positions above a mailbox's head; equals the maximum lifetime
-/// of a delivery.
+/// Time after a recovery during which brokers may report positions above a mailbox's head; a day longer than the
+/// maximum TTL of a delivery ([`TTL_BOUNDS`](crate::mailboxes::dead_letter::TTL_BOUNDS)).
 pub const REPORT_WINDOW: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Returns whether a broker's `reported` position may raise a mailbox whose head is `head` after a recovery. All

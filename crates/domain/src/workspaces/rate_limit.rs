@@ -207,7 +207,7 @@ impl Lease {
     pub fn units_to_acquire(&self) -> u32 {
         // Below half a batch the next one is acquired in the background, before requests have to wait for it.
         let plenty = self.spendable().saturating_sub(self.used) >= batch_units(self.limit) / 2;
-        // Traffic that the advance units cover causes no writes.
+        // Up to half of the advance units, traffic causes no writes.
         let light = self.used <= advance_units(self.limit) / 2;
         if self.exhausted || plenty || light { 0 } else { self.next_batch_units() }
     }

@@ -54,7 +54,7 @@ impl Access {
         match &authenticated {
             // The token is unknown, so the charge stays.
             Err(EngineError::Unauthenticated(_)) => return authenticated,
-            // Tokens of webhooks and signed observer tokens are in no token cache, so only this makes them familiar.
+            // `Tokens` looks up neither webhook tokens nor signed observer tokens, so only this makes them familiar.
             Ok(_) => self.tokens.remember(hash),
             // Storage is unavailable, or the workspace is suspended: this says nothing about the token.
             Err(_) => {}

@@ -122,7 +122,7 @@ impl Tokens {
 
     /// Invalidates a revoked token here and in the other processes.
     pub(crate) fn revoke(&self, hash: TokenHash) {
-        // Here at once, since the caller is answered before the hint comes back to this process.
+        // Here at once: the caller may be answered before `handle_hints` of this process has seen the hint.
         self.forget(&hash);
         self.core.hints.token_revoked(hash);
     }

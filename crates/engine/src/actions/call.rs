@@ -286,8 +286,13 @@ impl Actions {
             Some(caller) if !may_invoke(action, caller) => {
                 if self.core.refusals.is_denial_due(scope.workspace_id(), caller.agent_id) {
                     let (store, now) = (&self.core.store, self.core.now());
-                    let denied = store.record_denial(scope, &action.name, caller.agent_id, &caller.name, now);
-                    self.core.announce(denied.await?);
+                    match store.record_denial(scope, &action.name, caller.agent_id, &caller.name, now).await {
+                        Ok(recorded) => self.core.announce(recorded),
+                        // The denial is answered all the same.
+                        Err(error) => {
+                            tracing::debug!(error = &error as &dyn std::error::Error, "failed to record a denial");
+                        }
+                    }
                 }
                 Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())))
             }

@@ -1,7 +1,10 @@
 //! Dispatch of invocations to sockets. The row counts; a hint carries the frame to the gateway with the socket, and
 //! every gateway polls each second for invocations without a hint.
 
-use std::{collections::HashSet, sync::Weak, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use relay_domain::{GatewayId, InvocationId, NodeId, ProviderName, WorkspaceScope};
 pub use relay_store::SentInvocation;
@@ -16,17 +19,9 @@ use relay_store::{
 use relay_tasks::batches::{BatchSender, Batches, Linger, QueueConfig, queue};
 use relay_wire::nodes::invoke_frame::invoke_frame;
 
-use super::Actions;
+use super::{Actions, sent_invocations::SentInvocations};
 use crate::{EngineResult, Inner, hints::Hint};
 
-/// A note that finds no room stays unrecorded; its gateway finds it by polling and notes it again.
-const INVOCATIONS: QueueConfig<InvocationNote> = QueueConfig {
-    linger: Linger { after_items: 0, time: INVOCATIONS_GATHER_FOR },
-    ..QueueConfig::new("dispatch_notes", 8192, 1000)
-};
-/// Time in which notes of invocations gather. Most are answered within it, and need no record. After the end of the
-/// gateway, or with a connection that is replaced in this time, frames of this time are sent again.
-const INVOCATIONS_GATHER_FOR: Duration = Duration::from_millis(20);
 const OUTCOMES: QueueConfig<(WorkspaceScope, InvocationId)> = QueueConfig {
     linger: Linger { after_items: 0, time: OUTCOMES_GATHER_FOR },
     ..QueueConfig::new("outcome_notes", 8192, 1000)
@@ -50,33 +45,26 @@ pub struct InvokeFrame {
     pub text: String,
 }
 
-/// Sender of dispatch notes.
+/// Notes about invocations and outcomes that were written to sockets.
 #[derive(Debug)]
 pub(crate) struct DispatchRecorder {
-    invocations: BatchSender<InvocationNote>,
+    pub(super) invocations: Arc<SentInvocations>,
     /// Outcomes that were written to their callers.
     outcomes: BatchSender<(WorkspaceScope, InvocationId)>,
 }
 
-/// Receiving ends of the queues of dispatch notes.
+/// Notes that wait to be written.
 pub(crate) struct DispatchNotes {
-    invocations: Batches<InvocationNote>,
+    invocations: Arc<SentInvocations>,
     outcomes: Batches<(WorkspaceScope, InvocationId)>,
-}
-
-/// Note about an invocation that was written to its handler's socket.
-#[derive(Debug)]
-enum InvocationNote {
-    Sent(SentInvocation),
-    /// It has its outcome, and no record that it was sent is needed.
-    Ended(WorkspaceScope, InvocationId),
 }
 
 impl DispatchRecorder {
     pub(crate) fn new() -> (Self, DispatchNotes) {
-        let (invocations, sent) = queue(INVOCATIONS);
+        let invocations = Arc::<SentInvocations>::default();
         let (outcomes, announced) = queue(OUTCOMES);
-        (Self { invocations, outcomes }, DispatchNotes { invocations: sent, outcomes: announced })
+        let notes = DispatchNotes { invocations: Arc::clone(&invocations), outcomes: announced };
+        (Self { invocations, outcomes }, notes)
     }
 
     /// Notes that a caller received an outcome.
@@ -84,22 +72,17 @@ impl DispatchRecorder {
         // Without a note the outcome may be sent once more, under the same id, which brokers drop.
         let _ = self.outcomes.try_send((scope, invocation));
     }
-
-    /// Notes that an invocation has its outcome.
-    pub(super) fn record_end(&self, scope: WorkspaceScope, invocation: InvocationId) {
-        // Without this note the record that it was sent changes nothing: an ended invocation is not marked.
-        let _ = self.invocations.try_send(InvocationNote::Ended(scope, invocation));
-    }
 }
 
 /// Writes notes until the engine is dropped.
 pub(crate) async fn write_dispatch_notes(engine: Weak<Inner>, notes: DispatchNotes) {
-    let DispatchNotes { mut invocations, mut outcomes } = notes;
+    let DispatchNotes { invocations, mut outcomes } = notes;
     let write_invocations = async {
-        while let Some(batch) = invocations.next().await {
-            let sent = &unanswered(batch);
+        while engine.strong_count() > 0 {
+            let sent = &invocations.next_batch().await;
             if !sent.is_empty() {
                 write(&engine, |store| async move { store.mark_invocations_sent(sent).await }).await;
+                invocations.remove_recorded(sent);
             }
         }
     };
@@ -111,19 +94,6 @@ pub(crate) async fn write_dispatch_notes(engine: Weak<Inner>, notes: DispatchNot
     };
     // Side by side: a statement for one kind that waits for storage must not hold up the other.
     tokio::join!(write_invocations, write_outcomes);
-}
-
-/// Returns the invocations that have no outcome among these notes.
-fn unanswered(notes: Vec<InvocationNote>) -> Vec<SentInvocation> {
-    let (mut sent, mut ended) = (Vec::new(), HashSet::new());
-    for note in notes {
-        match note {
-            InvocationNote::Sent(one) => sent.push(one),
-            InvocationNote::Ended(scope, invocation) => _ = ended.insert((scope, invocation)),
-        }
-    }
-    sent.retain(|one| !ended.contains(&(one.scope, one.invocation_id)));
-    sent
 }
 
 /// Writes notes. Retried without limit: an invocation whose note is lost is dispatched again.
@@ -156,7 +126,7 @@ async fn write<F: Future<Output = StoreResult<()>>>(engine: &Weak<Inner>, notes:
 impl Actions {
     /// Notes that an invocation was written to a socket.
     pub fn record_invocation_sent(&self, sent: SentInvocation) {
-        let _ = self.dispatch_notes.invocations.try_send(InvocationNote::Sent(sent));
+        self.dispatch_notes.invocations.add(sent);
     }
 
     /// Returns the invocations that a gateway's sockets have not received yet.
@@ -214,33 +184,5 @@ fn to_invoke_frame(row: UnsentInvocation) -> InvokeFrame {
         node_id: row.node_id,
         provider: row.provider,
         text,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use relay_domain::WorkspaceId;
-    use tokio::time::Instant;
-
-    use super::*;
-
-    #[test]
-    fn only_invocations_without_an_outcome_are_recorded_as_sent() {
-        let scope = |workspace| WorkspaceScope::from_engine_row(WorkspaceId::new(workspace));
-        let sent = |workspace, invocation| {
-            InvocationNote::Sent(SentInvocation {
-                scope: scope(workspace),
-                invocation_id: InvocationId::new(invocation),
-                attempt: 1,
-                node_id: NodeId::new("n1"),
-                provider: ProviderName::new("a"),
-                epoch: 1,
-                written_at: Instant::now(),
-            })
-        };
-        let ended = InvocationNote::Ended(scope(1), InvocationId::new(7));
-        let left = unanswered(vec![sent(1, 7), sent(1, 8), ended, sent(2, 7)]);
-        let left: Vec<_> = left.iter().map(|one| (one.scope, one.invocation_id.get())).collect();
-        assert_eq!(left, [(scope(1), 8), (scope(2), 7)]);
     }
 }

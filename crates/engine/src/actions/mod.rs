@@ -16,6 +16,7 @@ mod queue;
 mod receipts;
 mod retry;
 mod schemas;
+mod sent_invocations;
 mod trigger_patterns;
 
 pub use call::{InvocationReceipt, InvocationRequest, InvokeAction, PlacedInvocation};

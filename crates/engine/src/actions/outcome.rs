@@ -87,7 +87,9 @@ impl Actions {
             }
             (None, Some(error)) => Err(truncate_error(error)),
         };
-        let source = OutcomeSource::Handler(agent);
+        // An agent may answer before the record that its socket got the invocation.
+        let sent_to = self.dispatch_notes.invocations.location(scope, id);
+        let source = OutcomeSource::Handler { agent, sent_to };
         // Only nodes release agents.
         let outcome = InvocationOutcome { scope, invocation: id, source, result, duration_ms, is_release_ended: true };
         match self.calls.record_outcome(self.core.family(scope).await, outcome).await? {

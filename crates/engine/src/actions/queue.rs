@@ -220,7 +220,7 @@ impl Actions {
                     let outcome = |one: &NewInvocation| {
                         let row = made.iter().find(|row| row.invocation_id == one.id && row.scope == one.scope);
                         // The gateways find the dispatched ones by polling.
-                        // No row either if it would have been refused: its repetition is refused again.
+                        // A refused invocation has no row either: its repetition is refused again.
                         row.map(|row| InvokeOutcome::Created(row.status, None)).ok_or(EngineError::CommitUnavailable)
                     };
                     return new.iter().map(outcome).collect();
@@ -246,7 +246,7 @@ impl Actions {
                 let OutcomeBatch { outcomes, .. } = done;
                 for outcome in &outcomes {
                     if let OutcomeRecording::Recorded(row) = outcome {
-                        self.dispatch_notes.record_end(row.scope, row.invocation_id);
+                        self.dispatch_notes.invocations.remove(row.scope, row.invocation_id);
                     }
                 }
                 outcomes.into_iter().map(Ok).collect()

@@ -88,7 +88,7 @@ pub async fn scan_triggers(engine: &Engine) -> EngineResult<TickOutcome> {
 async fn scan_and_record(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOutcome> {
     let scanned = scan_events(engine, part).await?;
     if scanned.waits {
-        // The claim stays, so that the scan is repeated when it ends and not at once.
+        // The claim stays: the scan is repeated when the claim expires, and not at once.
         engine.store().record_trigger_progress(part, scanned.reached).await?;
     } else {
         engine.store().finish_trigger_scan(part, scanned.reached).await?;

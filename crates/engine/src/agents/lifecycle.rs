@@ -375,17 +375,6 @@ impl Agents {
         }
     }
 
-    /// Gives an agent a new token for a node that takes it over.
-    pub(crate) async fn take_over_token(
-        &self,
-        scope: WorkspaceScope,
-        agent: AgentId,
-        name: &str,
-    ) -> EngineResult<String> {
-        let rotated = self.replace_token(scope, agent, ChangeOrigin::Node, None).await?;
-        rotated.ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))
-    }
-
     /// Gives an agent a new token. `None` when there is no such agent, or the presented token is not its own any more.
     async fn replace_token(
         &self,

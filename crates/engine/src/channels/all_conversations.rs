@@ -63,7 +63,7 @@ impl Channels {
     ) -> EngineResult<(Parts<Message>, Option<MessageId>)> {
         let (scope, view) = (caller.scope(), caller.view());
         let hidden = matches!(caller, Credential::Observer(_)) && !view.sees_conversation(id);
-        // Postgres refuses text with a NUL as an error; no conversation has such an id.
+        // Postgres accepts no NUL in text, and no conversation has such an id.
         if hidden || id.contains('\0') {
             return Err(EngineError::NotFound(Missing::Conversation));
         }

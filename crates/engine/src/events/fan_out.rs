@@ -63,7 +63,7 @@ pub(super) async fn notify_sockets(engine: &Engine, recorded: &RecordedEvents) {
                 (audience_members(engine, recorded, event).await, "channel", Some(id))
             }
         };
-        // Such a frame is for certain agents only; without them it would go to all direct nodes.
+        // A frame with an event id is for certain agents only: without their ids it would go to all direct nodes.
         if agents.is_none() && event_id.is_some() {
             continue;
         }

@@ -89,7 +89,7 @@ impl Events {
         if let Some(feed) = feeds.find(scope) {
             return Ok(feed);
         }
-        // Without it two observers would each start a feed, and the second replace the first in the map.
+        // Without this lock two observers would each start a feed, and the second would replace the first in the map.
         let _one_at_a_time = feeds.opening.lock().await;
         if let Some(feed) = feeds.find(scope) {
             return Ok(feed);
@@ -149,7 +149,7 @@ async fn follow_feed(events: Events, feed: Weak<Feed>, mut tail: EventTail) {
                 // The next check repairs again.
                 tracing::debug!(error = &error as &dyn std::error::Error, "failed to read missing events, will retry");
             }
-            // Drops those that the read has covered and sends the others if they are next. The rest wait again.
+            // Records that the read has covered are dropped. The others are sent if they are next, or wait again.
             let waiting = std::mem::take(&mut out_of_order);
             for record in waiting.into_values() {
                 accept_record(&feed, &mut out_of_order, record);

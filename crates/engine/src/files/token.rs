@@ -34,7 +34,7 @@ pub(super) fn create_token(
 ) -> EngineResult<String> {
     let body = encode_permission(purpose, scope.workspace_id().get(), file.get(), expires_at.timestamp());
     let key_id = secrets.current_key_id();
-    // The current key is among those that sign, so there is always a signature.
+    // The current key always signs, so there is a signature.
     let tag = secrets.sign(key_id, &[CONTEXT, &body].concat()).ok_or(EngineError::Internal(Fault::NoRandomness))?;
     Ok(format!("{key_id}.{}.{}", URL_SAFE_NO_PAD.encode(body), URL_SAFE_NO_PAD.encode(tag)))
 }

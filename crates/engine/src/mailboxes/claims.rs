@@ -66,8 +66,8 @@ impl Mailboxes {
                 return self.load_claimed(caller, &[]).await;
             };
             // A lease that has ended is waited for no longer.
+            // 5 ms later, because clocks differ: a claim before the end by the clock of Postgres finds nothing.
             let back = next.map(|at| (at - self.core.now()).to_std().unwrap_or_default() + Duration::from_millis(5));
-            // The milliseconds on top allow for clocks: a claim before the end by Postgres' clock finds nothing.
             let pause = back.unwrap_or(POLL_EVERY).min(POLL_EVERY);
             let look_at = until.min(Instant::now() + pause);
             // Woken or not, storage decides whether there is a delivery.

@@ -22,7 +22,7 @@ use relay_domain::{
         dead_letter::TTL_BOUNDS,
         delivery::{Mode, Reason},
     },
-    messages::{Message, extract_mentions, with_from_address},
+    messages::{Message, client_metadata, extract_mentions, with_from_address},
     names::{MAX_AGENT_NAME_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name, strip_hash},
 };
 use relay_store::{
@@ -418,7 +418,7 @@ fn resolutions() -> impl Iterator<Item = AudienceSource> {
 
 /// Returns the metadata to store: the client's, and in conversations the address of the author.
 fn stored_metadata(audience: &Audience, sender: &Sender, data: Option<&JsonText>) -> JsonText {
-    let data = data.cloned().unwrap_or_else(JsonText::empty_object);
+    let data = data.map_or_else(JsonText::empty_object, client_metadata);
     let author = audience.members.iter().find(|member| member.agent_id == sender.agent_id);
     match author.and_then(|author| author.machine.as_deref()) {
         Some(machine) => with_from_address(&data, &address(&sender.name, machine)),

@@ -262,8 +262,8 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
         let spans = committed.start_publish_spans();
         let frames = committed.log_frames();
         if frames.is_empty() {
-            // Nothing to publish: all mailboxes were full, or these are fan-outs, whose chunks have batches of their
-            // own.
+            // Nothing to publish: there were no recipients, all mailboxes were full, or these are fan-outs, whose
+            // chunks have batches of their own.
             let _ = published.try_send(committed.batch);
             continue;
         }

@@ -70,7 +70,7 @@ pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
         tokio::time::sleep(HEARTBEATS_EVERY).await;
         // A weak reference: this task must not keep the engine alive.
         let Some(inner) = engine.upgrade() else { return };
-        // Bounds one statement, and the heartbeats that one invalid row makes slow.
+        // In parts: a statement stays bounded, and one invalid row slows down at most a thousand heartbeats.
         for some in inner.nodes.heartbeats.take().chunks(1000) {
             record(&inner, some, &changed).await;
         }

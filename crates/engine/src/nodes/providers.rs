@@ -5,6 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use chrono::{DateTime, Utc};
 use relay_domain::{
     ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
+    access::token::TokenKind,
     agents::{AgentKind, AgentStatus},
     names::{MAX_NODE_NAME_BYTES, check_name},
     nodes::{
@@ -120,7 +121,7 @@ impl Nodes {
     async fn register_direct(&self, registrant: &Registrant) -> EngineResult<i64> {
         let Registrant { scope, node_id, gateway_id, requested_at, registration, .. } = registrant;
         let claim =
-            // Any epoch: the newest connection wins without a question.
+            // Any epoch: the newest connection wins without a probe.
             ProviderClaim { expected_epoch: None, gateway: *gateway_id, action_ids: &[], requested_at: *requested_at };
         let outcome = self.core.store.register_direct(*scope, node_id, claim, registration, self.core.now()).await?;
         self.complete_registration(registrant, outcome)
@@ -293,8 +294,8 @@ impl Nodes {
                 };
                 match self.agents.register(fence.scope, &request).await {
                     Ok(registered) => {
-                        let (agent, token) = (registered.agent_id, registered.token);
-                        return self.host_agent(fence, agent, name, token, session).await;
+                        let token = AgentTokenRequest::Keep(registered.token);
+                        return self.host_agent(fence, registered.agent_id, name, token, session).await;
                     }
                     // Another request created the agent in between: look at it again.
                     Err(EngineError::Conflict(Conflict::AgentExists(_))) => continue,
@@ -306,8 +307,7 @@ impl Nodes {
             if taken.status != AgentStatus::Offline && !here {
                 return Err(EngineError::Conflict(Conflict::AgentExists(name.to_owned())));
             }
-            let token = self.agents.take_over_token(fence.scope, taken.agent_id, name).await?;
-            return self.host_agent(fence, taken.agent_id, name, token, session).await;
+            return self.host_agent(fence, taken.agent_id, name, AgentTokenRequest::Rotate, session).await;
         }
         Err(EngineError::Overloaded)
     }
@@ -334,8 +334,7 @@ impl Nodes {
         if taken.agent_id != expected || is_elsewhere {
             return Err(EngineError::Forbidden(Denial::AgentRecovery));
         }
-        let token = self.agents.take_over_token(fence.scope, taken.agent_id, name).await?;
-        self.host_agent(fence, taken.agent_id, name, token, session).await
+        self.host_agent(fence, taken.agent_id, name, AgentTokenRequest::Rotate, session).await
     }
 
     async fn host_agent(
@@ -343,20 +342,29 @@ impl Nodes {
         fence: &Fence,
         agent_id: AgentId,
         name: &str,
-        token: String,
+        token: AgentTokenRequest,
         session: SessionHandle<'_>,
     ) -> EngineResult<HostedAgent> {
         let binding = format!("anb_{}", self.core.next_id());
-        let (left, recorded) = self
+        let (token, new_token) = match token {
+            AgentTokenRequest::Rotate => {
+                let fresh = self.tokens.fresh(TokenKind::Agent)?;
+                (fresh.text, Some(fresh.hash))
+            }
+            AgentTokenRequest::Keep(text) => (text, None),
+        };
+        let moved = self
             .core
             .store
-            .host_agent(fence, agent_id, &binding, session, self.core.now())
+            .host_agent(fence, agent_id, &binding, session, new_token, self.core.now())
             .await?
             .ok_or(EngineError::Conflict(Conflict::Superseded))?;
-        self.core.announce(recorded);
-        if left != fence.node_id {
+        // After the commit: a lookup that is cached from now on reads the new rows.
+        moved.ended_tokens.into_iter().for_each(|hash| self.tokens.revoke(hash));
+        self.core.announce(moved.recorded);
+        if moved.left != fence.node_id {
             // The connection that served the agent before must stop sending.
-            self.core.hints.agents_moved(fence.scope, vec![left]);
+            self.core.hints.agents_moved(fence.scope, vec![moved.left]);
         }
         // After the commit, so that no delivery falls between the position and the new location.
         let position = self
@@ -379,6 +387,14 @@ impl Nodes {
         self.core.hints.agents_moved(fence.scope, vec![fence.node_id.clone(), NodeId::direct(agent)]);
         Ok(true)
     }
+}
+
+/// Token of an agent that a provider begins to host.
+enum AgentTokenRequest {
+    /// A new token replaces the one before.
+    Rotate,
+    /// The agent was just registered with this token.
+    Keep(String),
 }
 
 /// Result of an adopted inventory.

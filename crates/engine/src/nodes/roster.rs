@@ -36,8 +36,11 @@ use crate::{
     parts::Parts,
 };
 
+/// Bound of the retries of an enrolment whose node was created or deleted meanwhile.
+const MAX_RACES: usize = 10;
+
 /// Token of a node that enrols.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum NodeTokenRequest {
     /// A new token replaces the one before.
     Rotate,
@@ -89,12 +92,28 @@ impl Nodes {
         request: EnrolNodeBody,
         token: NodeTokenRequest,
     ) -> EngineResult<EnrolledNode> {
+        for _ in 0..MAX_RACES {
+            if let Some(enrolled) = self.try_enrol(scope, request.clone(), token.clone()).await? {
+                return Ok(enrolled);
+            }
+        }
+        Err(EngineError::Overloaded)
+    }
+
+    /// Enrols a node. `None` when the delivery settings were read for a node that was created or deleted meanwhile.
+    async fn try_enrol(
+        &self,
+        scope: WorkspaceScope,
+        request: EnrolNodeBody,
+        token: NodeTokenRequest,
+    ) -> EngineResult<Option<EnrolledNode>> {
         let name = check_broker_name(&request.name)?;
         let node_id = request.node_id.clone().map(checked_node_id).transpose()?;
         let fresh_id = NodeId::new(format!("node_{}", self.core.next_id()));
         let stored = self.core.store.node_with_secrets(scope, node_id.as_ref(), name).await?;
         let (kind, role) = requested_kind(&request, stored.as_ref().map(|(node, _)| node))?;
-        // The id is part of the context that secrets are encrypted with, so it is chosen before the transaction.
+        // The id is part of the context that secrets are encrypted with, so it is chosen before the transaction, which
+        // compares it.
         let own_id = match &stored {
             Some((node, _)) => node.node_id.clone(),
             None => node_id.clone().unwrap_or_else(|| fresh_id.clone()),
@@ -138,7 +157,7 @@ impl Nodes {
             quota: self.quotas.limit(scope, Quota::Nodes).await?,
         };
         let node = self.store_enrolment(scope, enrolment).await?;
-        Ok(EnrolledNode { node, token: token_text })
+        Ok(node.map(|node| EnrolledNode { node, token: token_text }))
     }
 
     /// Changes a node. Its token and its sockets stay.
@@ -195,11 +214,12 @@ impl Nodes {
             // The node exists, so no node is added that a quota could refuse.
             quota: None,
         };
-        self.store_enrolment(scope, enrolment).await
+        // The settings were read for the id by which the node is found.
+        self.store_enrolment(scope, enrolment).await?.ok_or(EngineError::Overloaded)
     }
 
-    /// Stores an enrolment, and returns the node.
-    async fn store_enrolment(&self, scope: WorkspaceScope, enrolment: NodeEnrolment) -> EngineResult<HeldNode> {
+    /// Stores an enrolment, and returns the node. `None` when the delivery settings belong to another node.
+    async fn store_enrolment(&self, scope: WorkspaceScope, enrolment: NodeEnrolment) -> EngineResult<Option<HeldNode>> {
         let (outcome, recorded) = match self.core.store.enrol_node(scope, &enrolment, self.core.now()).await {
             // A node that renamed itself over its socket committed first.
             Err(error) if error.violates("nodes_name_is_unique") => (EnrolOutcome::NameTaken, None),
@@ -217,8 +237,9 @@ impl Nodes {
                 // After the commit: before it, another request could read the old token into the cache again.
                 replaced_token.into_iter().for_each(|old| self.tokens.revoke(old));
                 self.core.hints.node_changed(scope, node.clone());
-                self.by_name(scope, node.as_str()).await
+                self.by_name(scope, node.as_str()).await.map(Some)
             }
+            EnrolOutcome::Raced => Ok(None),
         }
     }
 
@@ -328,7 +349,7 @@ impl Nodes {
         let ids = listed.into_iter().map(|(node, bytes)| (node.node_id, bytes)).collect();
         let store = self.core.store.clone();
         let read = move |ids: Vec<NodeId>| {
-            // Called for each part of the answer.
+            // Cloned, because this closure is called for each part of the answer.
             let (store, locations) = (store.clone(), locations.clone());
             async move {
                 let mut nodes = read_nodes(&store, scope, &ids).await?;

@@ -144,7 +144,7 @@ impl Observers {
         // Read first: what changes meanwhile is found by the next refresh.
         let changes = self.core.store.observer_changes(since).await?;
         if known.is_some_and(|known| !changes.has_overrides && known.keys == changes.keys) {
-            // The time before the read, which may lack a revocation that happened during it.
+            // `began` and not now: the read may lack a revocation that happened during it.
             observers.refresher.read_at.send_replace(Some(began));
             return Ok(());
         }

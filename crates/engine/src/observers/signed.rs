@@ -65,7 +65,8 @@ pub(super) fn classify(token: &str) -> TokenForm {
     }
 }
 
-/// Signs a token. `None` when the process has no signing key yet, or the token would be too long.
+/// Signs a token. `None` when the process has no signing key yet. A token that is too long for its readers is not
+/// issued either; the bound of validated filters excludes it.
 pub(super) fn sign(ring: &KeyRing, known: &VerifiedToken, at: DateTime<Utc>) -> Option<String> {
     let (kid, key) = ring.signing_key()?;
     let mut header = Header::new(Algorithm::EdDSA);

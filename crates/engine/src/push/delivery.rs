@@ -123,7 +123,7 @@ impl Secrets {
             Some(self.seal(&secret_context(scope, node), &plain)?)
         };
         let shown = delivery.to_value();
-        Ok((delivery, NewDelivery { public: shown, sealed }))
+        Ok((delivery, NewDelivery { node_id: node.clone(), public: shown, sealed }))
     }
 
     /// Decrypts the secrets of a node.

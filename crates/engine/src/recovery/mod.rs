@@ -51,7 +51,7 @@ pub const DEFAULT_MARGIN: i64 = 10_000;
 pub enum Readiness {
     /// Not ready, with the reason.
     Closed(&'static str),
-    /// Ready. The number counts how often it was closed before.
+    /// Ready. The number counts the changes of the database since the first opening: to another one, or a recovery.
     Open(u64),
 }
 

@@ -226,7 +226,11 @@ impl Workspaces {
         let scope = WorkspaceScope::from_engine_row(owner.workspace_id);
         // A child's children count against the same workspace, so that generations do not multiply the quota.
         let answering = owner.created_by.map_or(scope, WorkspaceScope::from_engine_row);
-        let most = self.quotas.limit(scope, Quota::ChildWorkspaces).await?;
+        let most = match self.quotas.limit(answering, Quota::ChildWorkspaces).await {
+            // It has ended before its child. The child's own limit then bounds their number.
+            Err(EngineError::NotFound(Missing::Workspace)) => self.quotas.limit(scope, Quota::ChildWorkspaces).await?,
+            limit => limit?,
+        };
         Ok((owner.plan, Some((answering, most))))
     }
 

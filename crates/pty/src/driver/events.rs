@@ -75,7 +75,7 @@ impl EventSender {
     }
 
     pub(super) fn take_due(&mut self, now: Instant) {
-        // One chunk at a time: the rest stays in the coalescer, whose length is what stops the reading.
+        // One chunk at a time: the rest stays in the coalescer, whose length stops the reading.
         if self.outbox.is_empty()
             && let Some(paced) = self.coalescer.take_due(now)
         {

@@ -283,8 +283,8 @@ impl Driver {
         let draining = self.draining.as_ref()?;
         let silent_until = draining.last_output + DRAIN_SILENCE;
         let now = Instant::now();
-        // Silence and time count only if they are the program's: while a consumer stops the reading, neither says that
-        // nothing is left. The time limit has no timer of its own; the look after each silence finds it.
+        // Silence counts only while output is read, and the time limit only once everything was read since the end. The
+        // limit has no timer of its own: each round checks it.
         let over = self.reading == ReadState::Finished
             || (!paused && silent_until <= now)
             || (draining.emptied && draining.since + DRAIN_TIME <= now)

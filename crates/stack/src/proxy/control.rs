@@ -56,6 +56,10 @@ impl Control {
         self.state.subscribe()
     }
 
+    pub(super) fn generation(&self) -> u64 {
+        self.state.borrow().generation
+    }
+
     pub(super) fn refuses(&self) -> bool {
         matches!(self.state.borrow().mode, Mode::Cut | Mode::Closed)
     }

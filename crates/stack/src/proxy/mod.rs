@@ -209,6 +209,8 @@ async fn accept(listener: std::net::TcpListener, upstream: Arc<RwLock<SocketAddr
             () = control.closed() => return,
         };
         let Ok((client, _)) = accepted else { continue };
+        // Before the server is chosen: a reset while the connection opens must end one that leads to the former server.
+        let generation = control.generation();
         if control.refuses() {
             pump::reset(client);
             continue;
@@ -217,7 +219,7 @@ async fn accept(listener: std::net::TcpListener, upstream: Arc<RwLock<SocketAddr
         let upstream = *upstream.read().unwrap_or_else(PoisonError::into_inner);
         tokio::spawn(async move {
             match TcpStream::connect(upstream).await {
-                Ok(server) => pump::run_connection(client, server, control).await,
+                Ok(server) => pump::run_connection(client, server, control, generation).await,
                 Err(_) => pump::reset(client),
             }
         });

@@ -30,11 +30,11 @@ pub(super) fn reset(socket: TcpStream) {
     let _ = socket.set_zero_linger();
 }
 
-pub(super) async fn run_connection(client: TcpStream, server: TcpStream, control: Arc<Control>) {
+/// Forwards between the two sockets. `generation` is that of the settings when the client was accepted.
+pub(super) async fn run_connection(client: TcpStream, server: TcpStream, control: Arc<Control>, generation: u64) {
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let id = control.connection_opened();
     let watch = control.watch();
-    let generation = watch.borrow().generation;
     let (mut client_read, mut client_write) = client.into_split();
     let (mut server_read, mut server_write) = server.into_split();
     let nats = NatsMessages::default();

@@ -48,6 +48,20 @@ async fn a_cut_resets_connections_and_refuses_new_ones_until_restored() {
 }
 
 #[tokio::test]
+async fn a_reset_ends_a_connection_that_was_accepted_before_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut outside = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (client, _) = listener.accept().await.unwrap();
+    let control = Arc::new(Control::default());
+    let accepted_at = control.generation();
+    // While the connection to the server opens.
+    control.reset_all();
+    let server = TcpStream::connect(echo_server().await).await.unwrap();
+    tokio::time::timeout(SOON, pump::run_connection(client, server, control, accepted_at)).await.unwrap();
+    assert!(echo(&mut outside, "late").await.is_err());
+}
+
+#[tokio::test]
 async fn a_blackhole_holds_bytes_back_and_a_restore_lets_them_through() {
     let proxy = TcpProxy::start(&echo_server().await).unwrap();
     let mut socket = TcpStream::connect(proxy.address()).await.unwrap();

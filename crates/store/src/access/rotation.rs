@@ -70,53 +70,10 @@ impl Store {
         scope: WorkspaceScope,
         rotation: &TokenRotation,
     ) -> StoreResult<Option<ChangedToken>> {
-        let &TokenRotation { agent, token, by, presented_generation, at } = rotation;
+        let &TokenRotation { agent, by, at, .. } = rotation;
         let doing = "rotating an agent's token";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        // The lock on the agent serialises rotations.
-        let found = sqlx::query(
-            "UPDATE agents SET token_generation = token_generation + 1
-             WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL
-               AND ($3::bigint IS NULL OR token_generation = $3)",
-        )
-        .bind(scope.workspace_id())
-        .bind(agent)
-        .bind(presented_generation)
-        .execute(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        if found.rows_affected() == 0 {
-            return Ok(None);
-        }
-        // The workspace key may rotate a token that was stolen, so the agent's own connection ends too. An agent that
-        // rotates its own token stays connected. A node takes the agent over: its former holder must not act beside
-        // the node.
-        let (keeps_former, ends_direct_node) = match by {
-            ChangeOrigin::WorkspaceKey | ChangeOrigin::Operator => (true, true),
-            ChangeOrigin::Agent => (true, false),
-            ChangeOrigin::Node => (false, false),
-        };
-        // Before the replaced token is kept: the primary key allows one former token of an agent.
-        let mut changed = end_former_token(&mut tx, scope, agent).await?;
-        let replaced = delete_tokens(&mut tx, scope, agent, ends_direct_node).await?;
-        changed.extend(replaced.iter().map(|(hash, _)| *hash));
-        if let Some((former, _)) = replaced.iter().find(|(_, kind)| keeps_former && *kind == TokenKind::Agent) {
-            keep_former_token(&mut tx, scope, agent, *former).await?;
-        }
-        // Otherwise the deliveries that the former holder has claimed would stay claimed until their leases end.
-        if ends_direct_node {
-            end_leases(&mut tx, scope, agent).await?;
-        }
-        sqlx::query(
-            "INSERT INTO tokens (token_hash, kind, workspace_id, agent_id, created_at) VALUES ($3, 'agent', $1, $2, $4)",
-        )
-        .bind(scope.workspace_id())
-        .bind(agent)
-        .bind(token)
-        .bind(at)
-        .execute(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(changed) = replace_agent_token(&mut tx, scope, rotation).await? else { return Ok(None) };
         // A broker that returns takes over all its agents; their status events say so already.
         let events = match by {
             ChangeOrigin::Node => Vec::new(),
@@ -129,6 +86,61 @@ impl Store {
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Some(ChangedToken { changed, recorded }))
     }
+}
+
+/// Replaces an agent's token as [`Store::rotate_agent_token`] does, within a transaction and without events. Returns
+/// the tokens that ended, and a kept former token.
+pub(crate) async fn replace_agent_token(
+    tx: &mut DatabaseSession,
+    scope: WorkspaceScope,
+    rotation: &TokenRotation,
+) -> StoreResult<Option<Vec<TokenHash>>> {
+    let &TokenRotation { agent, token, by, presented_generation, at } = rotation;
+    let doing = "rotating an agent's token";
+    // The lock on the agent serialises rotations.
+    let found = sqlx::query(
+        "UPDATE agents SET token_generation = token_generation + 1
+         WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL
+           AND ($3::bigint IS NULL OR token_generation = $3)",
+    )
+    .bind(scope.workspace_id())
+    .bind(agent)
+    .bind(presented_generation)
+    .execute(&mut *tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    if found.rows_affected() == 0 {
+        return Ok(None);
+    }
+    // ends_direct_node: a rotation by the workspace key may answer a theft, so the agent's own connection ends at once.
+    // keeps_former: not for a node, whose take-over must leave the former holder no token.
+    let (keeps_former, ends_direct_node) = match by {
+        ChangeOrigin::WorkspaceKey | ChangeOrigin::Operator => (true, true),
+        ChangeOrigin::Agent => (true, false),
+        ChangeOrigin::Node => (false, false),
+    };
+    // Before the replaced token is kept: the primary key allows one former token of an agent.
+    let mut changed = end_former_token(tx, scope, agent).await?;
+    let replaced = delete_tokens(tx, scope, agent, ends_direct_node).await?;
+    changed.extend(replaced.iter().map(|(hash, _)| *hash));
+    if let Some((former, _)) = replaced.iter().find(|(_, kind)| keeps_former && *kind == TokenKind::Agent) {
+        keep_former_token(tx, scope, agent, *former).await?;
+    }
+    // Otherwise the deliveries that the former holder has claimed would stay claimed until their leases end.
+    if ends_direct_node {
+        end_leases(tx, scope, agent).await?;
+    }
+    sqlx::query(
+        "INSERT INTO tokens (token_hash, kind, workspace_id, agent_id, created_at) VALUES ($3, 'agent', $1, $2, $4)",
+    )
+    .bind(scope.workspace_id())
+    .bind(agent)
+    .bind(token)
+    .bind(at)
+    .execute(tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    Ok(Some(changed))
 }
 
 /// Deletes the agent's token, and that of its own node if asked to. Returns them.

@@ -329,7 +329,7 @@ async fn read_hosts(
             Handler::Node { .. } => None,
         })
         .unzip();
-    // The turn is shorter by a round trip.
+    // Saves a round trip, for which other placements of the workspace would wait.
     if agents.is_empty() {
         return Ok(HashMap::new());
     }

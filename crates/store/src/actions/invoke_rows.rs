@@ -87,8 +87,8 @@ impl InvocationColumns {
         self.reserves.push(row.chosen.is_some_and(CapableProvider::occupies_slot));
         self.tells_caller.push(row.chosen.is_some_and(|provider| provider.tells_caller));
         self.due_at.push(one.at + first_check);
-        // An agent's invocation counts as unreachable until its frame is recorded as written
-        // (`mark_invocations_sent`).
+        // Without a provider: a queued invocation waits for one, and an agent's counts as unreachable until its frame
+        // is recorded as written (`mark_invocations_sent`).
         self.unreachable_since.push(row.chosen.is_none().then_some(one.at));
         self.durable.push(one.durable);
         self.placements.push(row.record.as_slice().to_value().to_string());

@@ -7,7 +7,7 @@ use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, GatewayId, InvocationId, JsonText, NodeId, WorkspaceScope,
+    AgentId, GatewayId, InvocationId, JsonText, NodeId, ProviderName, WorkspaceScope,
     actions::{self, Invocation, InvocationStatus},
     events::kind,
 };
@@ -35,8 +35,13 @@ use crate::{
 pub enum OutcomeSource {
     /// Provider that received the invocation, over its current connection.
     Provider(Fence),
-    /// Handling agent; `None` for the workspace key.
-    Handler(Option<AgentId>),
+    /// Handling agent, or the workspace key.
+    Handler {
+        /// `None` for the workspace key.
+        agent: Option<AgentId>,
+        /// Node and provider that the invocation was written to, if that may not be recorded yet.
+        sent_to: Option<(NodeId, ProviderName)>,
+    },
 }
 
 /// Outcome to record.
@@ -120,8 +125,8 @@ impl Store {
     /// `limit` at once.
     pub async fn fail_unservable(&self, limit: i64, at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
         let doing = "failing unservable invocations";
-        // A dispatched invocation that was sent becomes pending first (`reclaim_lost_invocations`), so it is not
-        // failed here.
+        // The lifetime ends every invocation. Otherwise a dispatched one that was sent is not failed here: once its
+        // provider is lost, `reclaim_lost_invocations` makes it pending first.
         let query = format!(
             "WITH unservable AS MATERIALIZED (
                  SELECT workspace_id, invocation_id,

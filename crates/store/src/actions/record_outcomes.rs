@@ -78,7 +78,7 @@ const DONE: &str = concatcp!(
        SET status = CASE WHEN v.error IS NULL THEN 'completed' ELSE 'failed' END,
            output = v.output::json, error = v.error, reserves = false, completed_at = $12,
            node_id = coalesce(i.node_id, v.node_id), provider = coalesce(i.provider, v.provider),
-           dispatched_at = CASE WHEN v.by_provider THEN coalesce(i.dispatched_at, i.created_at) ELSE i.dispatched_at END,
+           dispatched_at = CASE WHEN v.node_id IS NULL THEN i.dispatched_at ELSE coalesce(i.dispatched_at, i.created_at) END,
            duration_ms = coalesce(v.duration_ms, greatest(0,
                (extract(epoch FROM $12 - coalesce(i.sent_at, i.dispatched_at, i.created_at)) * 1000)::bigint))
       FROM valid v
@@ -276,14 +276,16 @@ impl<'a> OutcomeColumns<'a> {
     fn collect(results: &'a [InvocationOutcome]) -> Self {
         let mut columns = Self::default();
         for outcome in results {
-            let (fence, agent) = match &outcome.source {
-                OutcomeSource::Provider(fence) => (Some(fence), None),
-                OutcomeSource::Handler(agent) => (None, *agent),
+            let (fence, agent, location) = match &outcome.source {
+                OutcomeSource::Provider(fence) => (Some(fence), None, Some((&fence.node_id, &fence.provider))),
+                OutcomeSource::Handler { agent, sent_to } => {
+                    (None, *agent, sent_to.as_ref().map(|(node, provider)| (node, provider)))
+                }
             };
             columns.workspace.push(outcome.scope.workspace_id());
             columns.invocation.push(outcome.invocation);
-            columns.node.push(fence.map(|fence| &fence.node_id));
-            columns.provider.push(fence.map(|fence| &fence.provider));
+            columns.node.push(location.map(|(node, _)| node));
+            columns.provider.push(location.map(|(_, provider)| provider));
             columns.epoch.push(fence.map(|fence| fence.epoch));
             columns.by_provider.push(fence.is_some());
             columns.agent.push(agent);

@@ -264,8 +264,8 @@ impl Store {
         error: Option<&str>,
         at: DateTime<Utc>,
     ) -> StoreResult<()> {
-        // Two workers may scan the same events after a claim expired: the later match counts, in whichever order they
-        // write.
+        // Two workers may scan the same events after a claim expired: the later time stays, in whichever order they
+        // write. The error is that of the last write.
         sqlx::query(
             "UPDATE triggers SET last_triggered_at = greatest(last_triggered_at, $4), last_error = $3
               WHERE workspace_id = $1 AND trigger_id = $2",

@@ -349,10 +349,17 @@ impl Store {
     pub async fn mark_orphaned_mailboxes_emptied(&self, agents: &[(WorkspaceScope, AgentId)]) -> StoreResult<()> {
         let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) =
             agents.iter().map(|(scope, agent)| (scope.workspace_id(), *agent)).unzip();
+        // Locked in the order of the key: an update alone takes the rows in the order of its plan, and could deadlock
+        // with batches of others.
         sqlx::query(
-            "UPDATE agents a SET mailbox_orphaned = false
-               FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
-              WHERE a.workspace_id = k.workspace_id AND a.agent_id = k.agent_id",
+            "WITH emptied AS MATERIALIZED (
+                 SELECT a.workspace_id, a.agent_id
+                   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+                   JOIN agents a USING (workspace_id, agent_id)
+                  ORDER BY a.workspace_id, a.agent_id FOR NO KEY UPDATE OF a
+             )
+             UPDATE agents a SET mailbox_orphaned = false FROM emptied e
+              WHERE a.workspace_id = e.workspace_id AND a.agent_id = e.agent_id",
         )
         .bind(workspaces)
         .bind(agents)

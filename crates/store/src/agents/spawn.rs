@@ -101,8 +101,9 @@ impl Store {
     }
 }
 
-/// Compares a provider's inventory with its open spawns. The caller has locked the provider's row, so that no
-/// invocation is dispatched to it meanwhile.
+/// Compares a provider's inventory with its open spawns. The caller has locked the provider's row, so that no other
+/// connection takes the provider over meanwhile. Invocations may still be dispatched to it, because placement reads
+/// providers without a lock.
 pub(crate) async fn reconcile_spawns(
     tx: &mut DatabaseSession,
     fence: &Fence,
@@ -160,6 +161,6 @@ pub(crate) async fn reconcile_spawns(
     .fetch_one(tx)
     .await
     .map_err(StoreError::from_sqlx(doing))?;
-    // The statement counts the listed ones among the open ones.
+    // The count of open invocations includes the listed ones, which count as completed.
     Ok(InventoryReconciliation { open: open - completed, completed, rescheduled })
 }

@@ -319,7 +319,7 @@ impl ConnectionPool {
             return;
         }
         kept.connections.push(KeptConnection { session, taken_at, planned_at, used_at: Instant::now(), purpose });
-        // Sorted by last use, so only the first can be too old. One for each that is added keeps up.
+        // Sorted by last use: the first is the oldest. Removing at most one for each that is added suffices.
         if kept.connections.first().is_some_and(|first| first.used_at.elapsed() > UNUSED_FOR) {
             let unused = kept.connections.remove(0);
             kept.give_back(unused.session, "SELECT");

@@ -162,7 +162,7 @@ WITH expired AS MATERIALIZED (
      LIMIT $8
 ), dead_lettered AS (
     INSERT INTO delivery_exceptions AS e (workspace_id, agent_id, seq, state, error, retryable, reason, at)
-    SELECT workspace_id, agent_id, seq, 4, $6, false, $7, $3 FROM expired
+    SELECT workspace_id, agent_id, seq, {DEAD_LETTERED}, $6, false, $7, $3 FROM expired
     ON CONFLICT (workspace_id, agent_id, seq)
     DO UPDATE SET state = {DEAD_LETTERED}, error = excluded.error, retryable = false, reason = excluded.reason,
                   available_at = NULL, at = excluded.at

@@ -69,8 +69,8 @@ pub struct CountedChannel {
 }
 
 /// One row. It opens no partition, since an inbox reads it each time.
-// One membership more than an inbox reads shows that the marks are incomplete. They have no order: another one of the
-// same rows has the inbox read once more.
+// One membership more than an inbox reads shows that the marks are incomplete. They are not sorted: equal marks in
+// another order only cost another read of the inbox.
 const MARKS: &str = "
     SELECT pg_postmaster_start_time() AS server_started_at,
            coalesce((SELECT next_seq FROM event_heads WHERE workspace_id = $1), 1) AS event_head,

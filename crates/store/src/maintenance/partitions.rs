@@ -131,7 +131,8 @@ impl Store {
             let how = if detach_pending { "FINALIZE" } else { "CONCURRENTLY" };
             self.run(format!(r#"ALTER TABLE {parent} DETACH PARTITION "{name}" {how}"#)).await?;
         }
-        // Before the table is dropped: its rows name the settlements, and an interrupted run is continued by its name.
+        // Before the table is dropped: its rows show which settlements to remove, and while it exists the next run
+        // continues an interrupted one.
         match table {
             DailyTable::Deliveries => {
                 if !self.remove_settlements(&name).await? {

@@ -164,8 +164,8 @@ impl FromRow<'_, PgRow> for FactRow {
 
 // One round trip for the insert and all facts. On a resubmitted batch the insert waits until the first transaction
 // ends.
-// Open fan-outs are looked for under all agents, since one list holds senders and recipients; those of recipients are
-// not judged.
+// Open fan-outs are read for all agents, because one list holds senders and recipients. Only the senders' fan-outs
+// matter.
 const OPEN: &str = concatcp!(
     "
 WITH opened AS (

@@ -74,7 +74,7 @@ pub(crate) use written_deliveries;
 
 /// CTEs that write the rows of `want` and of the messages `stored_rows` and attachments `attached_rows`, which the
 /// caller defines.
-// `in_session` keeps the session with which the author is bound now: no later read could tell it.
+// `in_session` records the session that the author is bound to now: a later read could not find it out.
 macro_rules! written_rows {
     () => {
         const_format::concatcp!(

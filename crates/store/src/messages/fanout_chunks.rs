@@ -227,7 +227,7 @@ impl FanoutChunk<'_> {
 
     fn written_as(&self, epoch: Option<i64>, rows: ChunkRows, events: Vec<RecordedEvents>) -> WrittenChunk {
         let ChunkRows { deliveries, is_last, .. } = rows;
-        // Beyond the last recipient after the last chunk, which no other follows.
+        // After the last chunk this may exceed the number of recipients, which does no harm: no chunk follows.
         WrittenChunk { epoch, deliveries, written: self.written + CHUNK_RECIPIENTS, is_last, events }
     }
 }

@@ -222,7 +222,7 @@ impl Store {
         let statement = sqlx::query(AssertSqlSafe(text)).bind(scope.workspace_id()).bind(key);
         let statement = bind_page(statement, query.page, query.filters);
         let statement = statement.bind(query.max_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)));
-        // `$9` is in the text for conversations only, and Postgres refuses a parameter that a text does not have.
+        // Only the text for conversations has `$9`.
         let statement = if let Some(reader) = reader { statement.bind(reader) } else { statement };
         let rows = statement
             .fetch_all(&self.pool)

@@ -47,7 +47,7 @@ pub const MAX_COUNTED_READERS: i64 = 1000;
 // Receipts, and acked deliveries that had not expired. The time of an ack is that of the first ack that covers the
 // delivery; an agent that has both counts once, with the earlier time.
 // An ack without a row in the log, as after a recovery that moved the floor, is dated by its delivery. The log has
-// whole seconds: a row may be older than its delivery by one, and around midnight of the day before.
+// whole seconds: a row may be up to a second older than its delivery, and around midnight have the day before.
 const READERS: &str = formatcp!(
     "
 SELECT r.agent_id, a.name AS agent_name, min(r.read_at) AS read_at

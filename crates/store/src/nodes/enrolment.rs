@@ -65,6 +65,8 @@ pub enum EnrolmentToken {
 /// Delivery settings of an `http_push` node.
 #[derive(Debug, Clone)]
 pub struct NewDelivery {
+    /// Node that the secrets are encrypted for.
+    pub node_id: NodeId,
     /// Settings without secrets, as returned to clients.
     pub public: Value,
     pub sealed: Option<EncryptedSecret>,
@@ -81,6 +83,8 @@ pub enum EnrolOutcome {
     TokenMismatch,
     /// The node whose token is to be kept does not exist.
     NoNode,
+    /// The delivery settings belong to another node: the node was created or deleted since they were read.
+    Raced,
     /// The node is new, and the workspace has reached its quota.
     QuotaReached,
 }
@@ -123,8 +127,8 @@ impl Store {
             (None, EnrolmentToken::New(_)) => {
                 let id = enrolment.node_id.clone().unwrap_or_else(|| enrolment.fresh_id.clone());
                 insert_node(&mut tx, scope, &id, enrolment).await?;
-                // After the insertion, which the drop of the transaction undoes: the count takes a lock that
-                // enrolments of all other new nodes wait for.
+                // After the insertion, which the drop of the transaction undoes: the count takes a lock for which
+                // enrolments of all other new nodes of the workspace wait.
                 if !is_within_quota(&mut tx, scope, Quota::Nodes, enrolment.quota).await? {
                     return Ok((EnrolOutcome::QuotaReached, None));
                 }
@@ -150,6 +154,10 @@ impl Store {
                 id
             }
         };
+        // The id is part of the context of the encryption, so nothing could decrypt the secrets.
+        if enrolment.delivery.as_ref().is_some_and(|delivery| delivery.node_id != node) {
+            return Ok((EnrolOutcome::Raced, None));
+        }
         let replaced_token = match enrolment.token {
             EnrolmentToken::New(token) => replace_node_token(&mut tx, scope, &node, token).await?,
             // Compared under its lock: the token may have been rotated since the caller was authenticated.
@@ -237,17 +245,22 @@ async fn lock_nodes(
         .execute(&mut **tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+    // Locked in the order of the key, whatever matches best: two enrolments with other names may refer to the same
+    // nodes.
     sqlx::query_as(formatcp!(
-        "SELECT n.node_id, n.name,
-                n.kind <> '{WS}' OR coalesce(n.last_connected_at > relay_now() - make_interval(secs => $5), false)
-                OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
-                              AND p.last_heartbeat_at > relay_now() - make_interval(secs => $5)) AS keeps_name
-           FROM nodes n
-          WHERE n.workspace_id = $1
-            AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND $6 AND n.machine_id = $4 AND n.role = '{BROKER}'
-                 AND n.kind = '{WS}' AND {CONNECTED_BEFORE}))
-          ORDER BY (n.node_id = $2) DESC NULLS LAST, (n.name = $3) DESC, n.created_at
-            FOR UPDATE"
+        "WITH found AS MATERIALIZED (
+             SELECT n.node_id, n.name, n.created_at,
+                    n.kind <> '{WS}' OR coalesce(n.last_connected_at > relay_now() - make_interval(secs => $5), false)
+                    OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
+                                  AND p.last_heartbeat_at > relay_now() - make_interval(secs => $5)) AS keeps_name
+               FROM nodes n
+              WHERE n.workspace_id = $1
+                AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND $6 AND n.machine_id = $4 AND n.role = '{BROKER}'
+                     AND n.kind = '{WS}' AND {CONNECTED_BEFORE}))
+              ORDER BY n.node_id FOR UPDATE
+         )
+         SELECT node_id, name, keeps_name FROM found
+          ORDER BY (node_id = $2) DESC NULLS LAST, (name = $3) DESC, created_at"
     ))
     .bind(scope.workspace_id())
     .bind(&enrolment.node_id)

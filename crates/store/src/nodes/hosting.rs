@@ -6,11 +6,16 @@ use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope, actions, agents::AgentStatus, nodes::TEMPORARY_ABSENCE,
+    AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope,
+    access::token::{ChangeOrigin, TokenHash},
+    actions,
+    agents::AgentStatus,
+    nodes::TEMPORARY_ABSENCE,
 };
 
 use crate::{
     Store, StoreError, StoreResult,
+    access::rotation::{TokenRotation, replace_agent_token},
     agents::{
         sessions,
         spawn::{self, InventoryReconciliation, SpawnedAgent},
@@ -28,6 +33,17 @@ pub struct SessionHandle<'a> {
     pub session_ref: Option<&'a str>,
     /// `true` if the session survives the end of its process; `None` keeps the stored value.
     pub resumable: Option<bool>,
+}
+
+/// Effect of moving an agent to a provider.
+#[derive(Debug)]
+pub struct MovedAgent {
+    /// Node that it was located on.
+    pub left: NodeId,
+    /// Tokens that ended. Caches must forget them.
+    pub ended_tokens: Vec<TokenHash>,
+    /// Includes the agent's end on another node that it ran on.
+    pub recorded: RecordedEvents,
 }
 
 /// Agent that owns a requested name.
@@ -114,9 +130,9 @@ impl Store {
         row.map(|row| decode_row("agents", &row)).transpose()
     }
 
-    /// Moves an agent to the fence's node and provider and marks it online. Returns the previous node and the recorded
-    /// events, among them the agent's end on another node that it ran on. `None` if the fence does not hold or the
-    /// agent was deleted.
+    /// Moves an agent to the fence's node and provider and marks it online. `new_token` replaces its token: a
+    /// connection that was superseded must not revoke the one that the agent uses. Returns `None` if the fence does not
+    /// hold or the agent was deleted.
     ///
     /// `FOR SHARE` on the provider blocks a takeover until the commit; several agents may register concurrently.
     pub async fn host_agent(
@@ -125,10 +141,14 @@ impl Store {
         agent: AgentId,
         binding_id: &str,
         session: SessionHandle<'_>,
+        new_token: Option<TokenHash>,
         at: DateTime<Utc>,
-    ) -> StoreResult<Option<(NodeId, RecordedEvents)>> {
+    ) -> StoreResult<Option<MovedAgent>> {
         let doing = "moving an agent to a provider";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // The provider before the agent, as at the end of a connection: each CTE reads the one before it, otherwise the
+        // plan would choose the order of the locks.
+        //
         // An agent that runs again takes its deliveries itself, so they must not become dead letters any more.
         let moved = sqlx::query(
             "WITH held AS (
@@ -136,7 +156,8 @@ impl Store {
                   WHERE workspace_id = $1 AND node_id = $3 AND provider = $4 AND epoch = $5 FOR SHARE
              ), before AS (
                  SELECT node_id, name, status, hosted_on FROM agents
-                  WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR UPDATE
+                  WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL AND EXISTS (SELECT 1 FROM held)
+                    FOR UPDATE
              ), moved AS (
                  UPDATE agents
                     SET node_id = $3, provider = $4, status = 'active', last_seen_at = relay_now(),
@@ -145,7 +166,7 @@ impl Store {
                         session_ref = coalesce($7, session_ref), resumable = coalesce($8, resumable),
                         session_node_id = $3, hosted_on = $3, mailbox_orphaned = false
                   WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL
-                    AND EXISTS (SELECT 1 FROM held) AND EXISTS (SELECT 1 FROM before)
+                    AND EXISTS (SELECT 1 FROM before)
               RETURNING agent_id
              )
              SELECT before.node_id, before.name, before.status, before.hosted_on FROM before, moved",
@@ -163,6 +184,15 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(moved) = moved else { return Ok(None) };
         let (left, name, status, host): (NodeId, String, AgentStatus, Option<NodeId>) = decode_row("agents", &moved)?;
+        let ended_tokens = match new_token {
+            None => Vec::new(),
+            Some(token) => {
+                let by = ChangeOrigin::Node;
+                let rotation = TokenRotation { agent, token, by, presented_generation: None, at };
+                // Never `None`: the statement before has locked the agent.
+                replace_agent_token(&mut tx, fence.scope, &rotation).await?.unwrap_or_default()
+            }
+        };
         let mut events = if status == AgentStatus::Active {
             Vec::new()
         } else {
@@ -171,8 +201,9 @@ impl Store {
         let hosts = host.into_iter().map(|host| (agent, host));
         events.extend(sessions::move_events(&mut tx, fence.scope, &fence.node_id, hosts).await?);
         let recorded = events::append(&mut tx, fence.scope, at, events).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(Some((left, recorded)))
+        // A repetition would replace the token once more.
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
+        Ok(Some(MovedAgent { left, ended_tokens, recorded }))
     }
 
     /// Unbinds an agent from this provider: the agent returns to its implicit direct node, offline. `last_seen_at`

@@ -190,8 +190,8 @@ pub(crate) async fn disconnect(
         .collect();
     // The update returns its rows in no order.
     agents.sort_by_key(|agent| (agent.scope.workspace_id(), agent.agent_id));
-    // After the disconnections, which decide whether a node is offline, and directly before the events: it locks their
-    // counters.
+    // After the disconnections, which decide whether a node is offline. Directly before the events, because this read
+    // locks the event counters.
     let nodes = presence::brokers_without_provider(tx, &targets.workspaces, &targets.nodes).await?;
 
     let mut changed = DisconnectOutcome::default();

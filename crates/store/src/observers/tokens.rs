@@ -118,8 +118,8 @@ impl Store {
         if let Some(refused) = check_limits(&mut tx, scope, limits, new.created_at).await? {
             return Ok(refused);
         }
-        // The text ends with the token, with its workspace, or at the end of all texts of its time, whichever is
-        // first.
+        // The text ends with the token, with its workspace, or at `$9` (90 days after its creation), whichever is
+        // first. Nulls do not count.
         let created = sqlx::query_as::<_, ObserverToken>(formatcp!(
             "INSERT INTO observer_tokens AS t
                 (workspace_id, token_id, name, description, scopes, filters, expires_at, created_at, signed_until)

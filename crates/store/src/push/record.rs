@@ -82,7 +82,7 @@ impl Store {
     ) -> StoreResult<RecordedAttempts> {
         let doing = "recording attempts";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        // That of the transaction: the process may recover before this line.
+        // The epoch of the transaction, not of the process, which may have recovered since the transaction began.
         let epoch = tx.epoch();
         let (current, earlier) = split_by_epoch(attempts, epoch);
         let attempts = &*current;

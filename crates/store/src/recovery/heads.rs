@@ -188,7 +188,7 @@ impl Store {
             lost = raise_locked_heads(&mut tx, &highest, now, &mut fresh_id).await?;
             extend_settled_floors(&mut tx, &workspaces, &agents).await?;
         }
-        // Runs first: they begin at the heads from before the jump.
+        // SKIP before JUMP: the skipped runs begin at the heads from before the jump.
         for statement in [SKIP, JUMP] {
             let query = sqlx::query(statement).bind(&workspaces).bind(&agents).bind(margin);
             query.execute(&mut *tx).await.map_err(failed(doing))?;

@@ -134,8 +134,8 @@ const DM: i16 = Reason::Dm.code();
 const MENTION: i16 = Reason::Mention.code();
 const MESSAGE: i16 = Reason::Message.code();
 
-// Logged deliveries have no lifetime, so that of their workspace applies. DISTINCT ON: JetStream may hold a frame
-// twice.
+// The end of a delivery's life is not read back from the log, so the lifetime of its workspace applies. DISTINCT ON:
+// JetStream may hold a frame twice.
 const INSERT_DELIVERIES: &str = concatcp!(
     "INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, redrive_no,
                              channel_id, node_id, mode, reason, created_at, expires_at)

@@ -225,6 +225,14 @@ impl Store {
         granularity: Granularity,
     ) -> StoreResult<(Vec<UsageBucket>, Option<DateTime<Utc>>)> {
         let doing = "reading usage";
+        // First: a round that commits between the two reads would declare counts final that were read before it.
+        let is_final: Option<DateTime<Utc>> =
+            sqlx::query_scalar("SELECT (value ->> 'from')::timestamptz FROM loop_state WHERE loop = $1")
+                .bind(USAGE)
+                .fetch_optional(&self.pool)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?
+                .flatten();
         let rows = sqlx::query_as(
             "SELECT date_trunc($4, minute, 'UTC') AS at, sum(messages)::bigint AS messages,
                     sum(deliveries)::bigint AS deliveries, sum(acked)::bigint AS acked, sum(settled)::bigint AS settled,
@@ -242,13 +250,6 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        let is_final: Option<DateTime<Utc>> =
-            sqlx::query_scalar("SELECT (value ->> 'from')::timestamptz FROM loop_state WHERE loop = $1")
-                .bind(USAGE)
-                .fetch_optional(&self.pool)
-                .await
-                .map_err(StoreError::from_sqlx(doing))?
-                .flatten();
         Ok((rows, is_final))
     }
 }

@@ -1,5 +1,8 @@
 use std::time::Duration;
 
+use relay_domain::{NodeId, ProviderName, access::token::TokenHash};
+use relay_store::nodes::{fence::Fence, hosting::SessionHandle};
+
 use crate::fixture::{Database, WORKSPACE};
 
 const TTL: Duration = Duration::from_secs(45);
@@ -105,4 +108,37 @@ async fn disconnecting_is_bounded_and_goes_on() {
     for expected in [2, 2, 1, 0] {
         assert_eq!(db.store.disconnect_orphaned_providers(2, db.now).await.unwrap().providers.len(), expected);
     }
+}
+
+#[tokio::test]
+async fn a_superseded_connection_replaces_no_token_of_an_agent() {
+    let db = Database::fresh().await;
+    db.agent(1, "ada").await;
+    db.provider("n1", "a", 5, 0).await;
+    let (scope, ada) = Database::mailbox(1);
+    let [old, new] = ["old", "new"].map(TokenHash::from_token);
+    sqlx::query(
+        "INSERT INTO tokens (token_hash, kind, workspace_id, agent_id, created_at) VALUES ($1, 'agent', $2, 1, now())",
+    )
+    .bind(&old.as_bytes()[..])
+    .bind(WORKSPACE)
+    .execute(&db.pool)
+    .await
+    .unwrap();
+    let host = async |epoch| {
+        let fence = Fence { scope, node_id: NodeId::new("n1"), provider: ProviderName::new("a"), epoch };
+        db.store.host_agent(&fence, ada, "anb_1", SessionHandle::default(), Some(new), db.now).await.unwrap()
+    };
+    let tokens = async || {
+        let hashes: Vec<Vec<u8>> =
+            sqlx::query_scalar("SELECT token_hash FROM tokens").fetch_all(&db.pool).await.unwrap();
+        let generation = db.number("SELECT token_generation FROM agents WHERE agent_id = 1").await;
+        (hashes, generation)
+    };
+    let before = tokens().await;
+    assert!(host(2).await.is_none(), "another connection has epoch 3");
+    assert_eq!(tokens().await, before);
+    let hosted = host(3).await.unwrap();
+    assert_eq!((hosted.left, hosted.ended_tokens), (NodeId::direct(ada), vec![old]));
+    assert_eq!(tokens().await, (vec![new.as_bytes().to_vec()], before.1 + 1));
 }

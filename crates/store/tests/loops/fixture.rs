@@ -146,6 +146,19 @@ impl Database {
         .await;
     }
 
+    /// Waits until a statement waits for a lock.
+    pub(crate) async fn lock_is_awaited(&self) {
+        relay_testkit::wait::until("a statement to wait for a lock", std::time::Duration::from_secs(30), async || {
+            self.number(
+                "SELECT count(*) FROM pg_stat_activity
+                  WHERE datname = current_database() AND wait_event_type = 'Lock'",
+            )
+            .await
+                > 0
+        })
+        .await;
+    }
+
     pub(crate) async fn run(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
     }

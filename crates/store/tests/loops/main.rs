@@ -12,6 +12,7 @@ mod expiry;
 mod files;
 mod fixture;
 mod invocations;
+mod lock_order;
 mod maintenance;
 mod outbox_relay;
 mod pages;

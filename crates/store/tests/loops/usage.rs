@@ -147,3 +147,25 @@ async fn floors_that_recovery_has_moved_are_not_counted() {
     db.store.roll_up_usage(after(121), ALL).await.unwrap();
     assert_eq!(usage(&db, Granularity::Minute).await, [used(after(60), 0, 0, 2)]);
 }
+
+#[tokio::test]
+async fn minutes_that_become_final_during_a_read_are_not_final_in_its_result() {
+    let (db, _) = counting().await;
+    let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(WORKSPACE));
+    let (since, until) = (db.now - TimeDelta::days(1), db.now + TimeDelta::days(1));
+    let read = async || db.store.usage(scope, since, until, Granularity::Minute).await.unwrap().1;
+    let before = read().await;
+    let mut round = db.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE usage_minutes IN ACCESS EXCLUSIVE MODE").execute(&mut *round).await.unwrap();
+    let advance = async {
+        // The counts are not read yet.
+        db.lock_is_awaited().await;
+        let later =
+            "UPDATE loop_state SET value = value || '{\"from\": \"2100-01-01T00:00:00Z\"}' WHERE loop = 'usage'";
+        assert_eq!(sqlx::query(later).execute(&mut *round).await.unwrap().rows_affected(), 1);
+        round.commit().await.unwrap();
+    };
+    let (during, ()) = tokio::join!(read(), advance);
+    assert_eq!(during, before);
+    assert_ne!(read().await, before);
+}

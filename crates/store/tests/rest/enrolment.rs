@@ -3,7 +3,10 @@ use relay_domain::{
     access::token::TokenHash,
     nodes::{NodeKind, NodeRole},
 };
-use relay_store::{BindOutcome, DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewBinding, NodeEnrolment};
+use relay_store::{
+    BindOutcome, DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewBinding, NewDelivery, NodeEnrolment, StoreError,
+};
+use serde_json::json;
 
 use crate::fixture::Database;
 
@@ -135,6 +138,54 @@ async fn first_enrolments_of_one_name_at_once_make_one_node() {
             .await
             .unwrap();
     assert_eq!((nodes, tokens), (1, 1));
+}
+
+#[tokio::test]
+async fn delivery_settings_are_stored_for_the_node_that_they_were_encrypted_for() {
+    let db = Database::fresh().await;
+    let pushed = |token: &str| {
+        let first = enrolment(None, "hook", token);
+        let node_id = first.fresh_id.clone();
+        let delivery = Some(NewDelivery { node_id, public: json!({ "url": token }), sealed: None });
+        NodeEnrolment { kind: NodeKind::HttpPush, delivery, ..first }
+    };
+    assert_eq!(enrol(&db, &pushed("t1")).await, enrolled("node_t1", None));
+    // Neither of the two found a node of this name.
+    assert_eq!(enrol(&db, &pushed("t2")).await, EnrolOutcome::Raced);
+    let url: String = sqlx::query_scalar("SELECT delivery ->> 'url' FROM nodes WHERE name = 'hook'")
+        .fetch_one(&db.pool)
+        .await
+        .unwrap();
+    assert_eq!(url, "t1");
+    assert_eq!(enrol(&db, &enrolment(None, "hook", "t3")).await, enrolled("node_t1", Some("t1")), "the token is kept");
+}
+
+#[tokio::test]
+async fn nodes_are_locked_in_the_order_of_their_ids_whatever_matches_best() {
+    let db = Database::fresh().await;
+    enrol(&db, &enrolment(Some("n1"), "first", "t1")).await;
+    enrol(&db, &enrolment(Some("n2"), "second", "t2")).await;
+    let mut other = db.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM nodes WHERE node_id = 'n1' FOR UPDATE").execute(&mut *other).await.unwrap();
+    // The id is that of one node, the name that of the other.
+    let request = enrolment(Some("n2"), "first", "t3");
+    let refused = async {
+        loop {
+            // A lock that is not given for 2 s is asked for again, as clients do.
+            match db.store.enrol_node(Database::mailbox(1).0, &request, db.now).await {
+                Err(StoreError::Aborted { .. }) => {}
+                done => return done.unwrap().0,
+            }
+        }
+    };
+    let look = async {
+        db.lock_is_awaited().await;
+        let free = "SELECT count(*) FROM (SELECT 1 FROM nodes WHERE node_id = 'n2' FOR UPDATE SKIP LOCKED) AS free";
+        let is_free = db.number(free).await == 1;
+        other.rollback().await.unwrap();
+        is_free
+    };
+    assert_eq!(tokio::join!(refused, look), (EnrolOutcome::NameTaken, true));
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{field::Timestamp, words};
 
 /// Body of `POST /v1/nodes`. Absent fields keep their stored value.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct EnrolNodeBody {
     /// Stable id chosen by the caller.
     #[serde(default)]
@@ -116,7 +116,7 @@ pub struct NodeDelivery {
 }
 
 /// Capability in a request.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = CapabilityGiven)]
 pub enum CapabilityInput {

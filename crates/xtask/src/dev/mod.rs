@@ -85,7 +85,7 @@ async fn serve(args: Args, bin_dir: &Path) -> Result<()> {
     }
 
     println!("\nstopping (Ctrl-C again ends it at once)");
-    // First; otherwise the watchers would start again what is being stopped.
+    // First; otherwise the watchers would restart processes that are being stopped.
     supervised.shutdown().await;
     tokio::select! {
         () = cluster.stop() => {}

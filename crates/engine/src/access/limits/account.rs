@@ -76,13 +76,12 @@ impl Account {
                 }
                 // Owned, because it moves into the task of a refill.
                 let turn = Arc::clone(&self.turn).lock_owned().await;
-                if turn.is_some_and(|failed_at| failed_at.elapsed() < OUTAGE_BACKOFF) {
-                    return ChargeOutcome::Unknown;
-                }
-                // Another request may have acquired units during the wait.
+                let has_failed = turn.is_some_and(|failed_at| failed_at.elapsed() < OUTAGE_BACKOFF);
+                // Another request may have acquired units during the wait, or failed to, which extends the lease.
                 match self.charge(core, limit_units, cost) {
                     Charge::Accepted => return ChargeOutcome::Yes,
                     Charge::Exhausted => return ChargeOutcome::No { wait: None },
+                    Charge::AcquireFirst if has_failed => return ChargeOutcome::Unknown,
                     // The task holds the turn until it has the units, so the next round waits for them above.
                     Charge::AcquireFirst => self.refill_in_background(core, turn),
                 }
@@ -125,7 +124,7 @@ impl Account {
         };
         if charged == Charge::Accepted
             && wants_more
-            // A taken turn means that a refill is under way.
+            // Taken: a refill is under way, or a request is deciding whether to begin one.
             && let Ok(turn) = Arc::clone(&self.turn).try_lock_owned()
             && turn.is_none_or(|failed_at| failed_at.elapsed() >= OUTAGE_BACKOFF)
         {

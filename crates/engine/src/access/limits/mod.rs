@@ -188,7 +188,8 @@ impl RateLimits {
         limit_units: u32,
     ) -> Arc<Account> {
         let key = (scope.workspace_id(), bucket, subject);
-        // Concurrent first requests get one account: two would each spend the units in advance.
+        // Concurrent first requests get one account: with two, the units that may be spent before any are acquired
+        // would count twice.
         self.limits.accounts.get_with_by_ref(&key, || {
             let name = account_name(bucket, key.2.as_ref());
             let (minute, _) = rate_limit::window_at(scope.workspace_id().get(), self.core.now().timestamp());

@@ -75,6 +75,14 @@ fn a_direct_message_names_the_other_agent_and_a_note_to_oneself_its_author() {
 }
 
 #[test]
+fn clients_cannot_set_the_metadata_of_the_engine() {
+    let data = JsonText::from(serde_json::json!({ "a": 1, "__relaycast_from_address": "eve@box" }));
+    let stored = |data| stored_metadata(&audience(ChannelKind::Channel), &Sender::from(&ada()), data);
+    assert_eq!(stored(Some(&data)).get(), r#"{"a":1}"#);
+    assert_eq!(stored(None).get(), "{}");
+}
+
+#[test]
 fn targets_are_looked_up_without_their_marks() {
     let name_of = |target: Target| match target.normalize(&ada().name) {
         Ok(Target::Channel(name) | Target::Agent(name)) => Some(name),
