@@ -2,7 +2,7 @@
 //! their outcome before, which records it with itself.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -30,13 +30,19 @@ pub(crate) struct SentInvocations {
 }
 
 impl SentInvocations {
-    /// Adds an invocation, in place of an earlier attempt.
+    /// Adds an invocation, in place of an earlier attempt, or of an earlier connection of its provider. Connections note
+    /// what they have sent in no order.
     pub(super) fn add(&self, sent: SentInvocation) {
         let mut waiting = self.lock();
-        if waiting.len() < MAX_WAITING {
-            waiting.insert((sent.scope, sent.invocation_id), sent);
-        } else {
-            metrics::counter!(QUEUE_REFUSED, "queue" => QUEUE).increment(1);
+        let has_room = waiting.len() < MAX_WAITING;
+        match waiting.entry((sent.scope, sent.invocation_id)) {
+            Entry::Occupied(mut other) => {
+                if (other.get().attempt, other.get().epoch) < (sent.attempt, sent.epoch) {
+                    other.insert(sent);
+                }
+            }
+            Entry::Vacant(place) if has_room => _ = place.insert(sent),
+            Entry::Vacant(_) => metrics::counter!(QUEUE_REFUSED, "queue" => QUEUE).increment(1),
         }
         drop(waiting);
         self.added.notify_one();
@@ -57,11 +63,21 @@ impl SentInvocations {
     pub(super) async fn next_batch(&self) -> Vec<SentInvocation> {
         let _ = tokio::time::timeout(Duration::from_secs(1), self.added.notified()).await;
         tokio::time::sleep(GATHER_FOR).await;
-        let batch: Vec<_> = self.lock().values().take(BATCH).cloned().collect();
+        let batch = self.oldest();
         if !batch.is_empty() {
             metrics::histogram!(BATCH_ITEMS, "queue" => QUEUE).record(batch.len() as f64);
         }
         batch
+    }
+
+    fn oldest(&self) -> Vec<SentInvocation> {
+        let waiting = self.lock();
+        let mut oldest: Vec<&SentInvocation> = waiting.values().collect();
+        if oldest.len() > BATCH {
+            oldest.sort_unstable_by_key(|one| one.written_at);
+            oldest.truncate(BATCH);
+        }
+        oldest.into_iter().cloned().collect()
     }
 
     /// Removes recorded invocations, unless a later attempt took the place of the recorded one.
@@ -132,6 +148,7 @@ mod tests {
         let node = || waiting.location(scope(1), InvocationId::new(7)).map(|(node, _)| node);
         assert_eq!(node(), Some(NodeId::new("n1")), "while it is being written");
         waiting.add(sent(1, 7, 2));
+        waiting.add(sent(1, 7, 1));
         waiting.remove_recorded(&batch);
         assert_eq!(node(), Some(NodeId::new("n2")), "a later attempt stays");
         let batch = waiting.next_batch().await;

@@ -307,7 +307,11 @@ impl Nodes {
             if taken.status != AgentStatus::Offline && !here {
                 return Err(EngineError::Conflict(Conflict::AgentExists(name.to_owned())));
             }
-            return self.host_agent(fence, taken.agent_id, name, AgentTokenRequest::Rotate, session).await;
+            match self.host_agent(fence, taken.agent_id, name, AgentTokenRequest::Rotate, session).await {
+                // Deleted in between: its name is free again.
+                Err(EngineError::NotFound(Missing::Agent(_))) => {}
+                hosted => return hosted,
+            }
         }
         Err(EngineError::Overloaded)
     }
@@ -353,12 +357,14 @@ impl Nodes {
             }
             AgentTokenRequest::Keep(text) => (text, None),
         };
-        let moved = self
-            .core
-            .store
-            .host_agent(fence, agent_id, &binding, session, new_token, self.core.now())
-            .await?
-            .ok_or(EngineError::Conflict(Conflict::Superseded))?;
+        let hosted = self.core.store.host_agent(fence, agent_id, &binding, session, new_token, self.core.now()).await?;
+        let Some(moved) = hosted else {
+            let holder = self.core.store.agent_holding_name(fence.scope, name).await?;
+            return Err(match holder.filter(|holder| holder.agent_id == agent_id) {
+                Some(_) => EngineError::Conflict(Conflict::Superseded),
+                None => EngineError::NotFound(Missing::Agent(name.to_owned())),
+            });
+        };
         // After the commit: a lookup that is cached from now on reads the new rows.
         moved.ended_tokens.into_iter().for_each(|hash| self.tokens.revoke(hash));
         self.core.announce(moved.recorded);

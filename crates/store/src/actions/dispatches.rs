@@ -196,10 +196,10 @@ impl Store {
     /// # Errors
     /// If Postgres is unavailable; the invocations are then sent again.
     pub async fn mark_invocations_sent(&self, sent: &[SentInvocation]) -> StoreResult<()> {
-        // A batch may hold several notes of one invocation, from different connections: that of the newest epoch
-        // counts. Rows are locked in the order of all writers of invocations. The mark `-infinity` (its agent or node
-        // was deleted) must stay: by it the worker fails the invocation. Ages are sent, not times, because they were
-        // measured by another clock than that of Postgres.
+        // DISTINCT ON: a row can be updated once, and of several notes that of the newest epoch counts. Rows are locked
+        // in the order of all writers of invocations. The mark `-infinity` (its agent or node was deleted) must stay:
+        // by it the worker fails the invocation. Ages are sent, not times, because they were measured by another clock
+        // than that of Postgres.
         sqlx::query(
             "WITH s AS (
                  SELECT DISTINCT ON (workspace_id, invocation_id) *

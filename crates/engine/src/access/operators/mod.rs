@@ -80,6 +80,12 @@ impl Operators {
         self.secret.is_some() || self.issuer.is_some()
     }
 
+    /// True if there is a bootstrap secret.
+    #[must_use]
+    pub const fn has_bootstrap_secret(&self) -> bool {
+        self.secret.is_some()
+    }
+
     /// Compares with the bootstrap secret in constant time.
     #[must_use]
     pub fn is_bootstrap_secret(&self, presented: &str) -> bool {

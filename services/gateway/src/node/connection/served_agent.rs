@@ -120,6 +120,10 @@ impl ServedAgent {
         // broker that was given it as its position acks it, and that ack must not be clamped.
         let sent = position.sent_seq.max(position.settled_floor.min(start - 1));
         self.stream.open(start, position.next_seq - 1, sent, position.ack_floor);
+        // A copy of a moved agent came while the stream was gated: the list that is being read decides.
+        if self.suspended_at.is_some() {
+            self.stream.suspend();
+        }
     }
 
     /// Handles the first ack after the probe. `may_be_above` says whether the broker may know more than the database.
