@@ -18,7 +18,7 @@ use relay_store::{
     events::RecordedEvents,
     nodes::{
         fence::Fence,
-        hosting::{InventoryConflict, InventoryOutcome, ListedAgent, SessionHandle},
+        hosting::{HostRequest, InventoryConflict, InventoryOutcome, ListedAgent, SessionHandle},
         providers::{NodeIdentity, ProviderClaim, ProviderHolder, ProviderRegistration, RegisterOutcome},
     },
 };
@@ -357,7 +357,8 @@ impl Nodes {
             }
             AgentTokenRequest::Keep(text) => (text, None),
         };
-        let hosted = self.core.store.host_agent(fence, agent_id, &binding, session, new_token, self.core.now()).await?;
+        let request = HostRequest { agent: agent_id, binding_id: &binding, session, new_token, at: self.core.now() };
+        let hosted = self.core.store.host_agent(fence, request).await?;
         let Some(moved) = hosted else {
             let holder = self.core.store.agent_holding_name(fence.scope, name).await?;
             return Err(match holder.filter(|holder| holder.agent_id == agent_id) {

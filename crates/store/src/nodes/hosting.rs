@@ -100,6 +100,18 @@ pub enum InventoryOutcome {
     Superseded,
 }
 
+/// Move of an agent to a provider.
+#[derive(Debug, Clone, Copy)]
+pub struct HostRequest<'a> {
+    pub agent: AgentId,
+    /// Id of the binding if the agent has none yet.
+    pub binding_id: &'a str,
+    pub session: SessionHandle<'a>,
+    /// Replaces the agent's token. Within the fence: a superseded connection must not revoke the token in use.
+    pub new_token: Option<TokenHash>,
+    pub at: DateTime<Utc>,
+}
+
 #[derive(sqlx::FromRow)]
 struct KnownAgent {
     agent_id: AgentId,
@@ -130,20 +142,12 @@ impl Store {
         row.map(|row| decode_row("agents", &row)).transpose()
     }
 
-    /// Moves an agent to the fence's node and provider and marks it online. `new_token` replaces its token: a
-    /// connection that was superseded must not revoke the one that the agent uses. Returns `None` if the fence does not
-    /// hold or the agent was deleted.
+    /// Moves an agent to the fence's node and provider and marks it online. Returns `None` if the fence does not hold or
+    /// the agent was deleted.
     ///
     /// `FOR SHARE` on the provider blocks a takeover until the commit; several agents may register concurrently.
-    pub async fn host_agent(
-        &self,
-        fence: &Fence,
-        agent: AgentId,
-        binding_id: &str,
-        session: SessionHandle<'_>,
-        new_token: Option<TokenHash>,
-        at: DateTime<Utc>,
-    ) -> StoreResult<Option<MovedAgent>> {
+    pub async fn host_agent(&self, fence: &Fence, request: HostRequest<'_>) -> StoreResult<Option<MovedAgent>> {
+        let HostRequest { agent, binding_id, session, new_token, at } = request;
         let doing = "moving an agent to a provider";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // The provider before the agent, as at the end of a connection: each CTE reads the one before it, otherwise the

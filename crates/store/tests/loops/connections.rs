@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use relay_domain::{NodeId, ProviderName, access::token::TokenHash};
-use relay_store::nodes::{fence::Fence, hosting::SessionHandle};
+use relay_store::nodes::fence::Fence;
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -127,7 +127,7 @@ async fn a_superseded_connection_replaces_no_token_of_an_agent() {
     .unwrap();
     let host = async |epoch| {
         let fence = Fence { scope, node_id: NodeId::new("n1"), provider: ProviderName::new("a"), epoch };
-        db.store.host_agent(&fence, ada, "anb_1", SessionHandle::default(), Some(new), db.now).await.unwrap()
+        db.store.host_agent(&fence, db.hosting(ada, Some(new))).await.unwrap()
     };
     let tokens = async || {
         let hashes: Vec<Vec<u8>> =

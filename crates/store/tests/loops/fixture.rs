@@ -1,8 +1,11 @@
 //! A fresh database, and rows in it.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use relay_domain::{AgentId, WorkspaceId, WorkspaceScope};
-use relay_store::Store;
+use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, access::token::TokenHash};
+use relay_store::{
+    Store,
+    nodes::hosting::{HostRequest, SessionHandle},
+};
 use relay_testkit::servers::Postgres;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
 use tokio::sync::OnceCell;
@@ -68,6 +71,11 @@ impl Database {
     }
 
     /// An agent on its direct node, with an empty mailbox.
+    pub(crate) fn hosting(&self, agent: AgentId, new_token: Option<TokenHash>) -> HostRequest<'static> {
+        let session = SessionHandle::default();
+        HostRequest { agent, binding_id: "anb_1", session, new_token, at: self.now }
+    }
+
     pub(crate) async fn agent(&self, agent: i64, name: &str) {
         self.run(&format!(
             "INSERT INTO agents (workspace_id, agent_id, name, node_id, created_at, last_seen_at)

@@ -3,7 +3,7 @@
 use relay_domain::{NodeId, ProviderName};
 use relay_store::{
     StoreError, StoreResult,
-    nodes::{fence::Fence, heartbeats::Heartbeat, hosting::SessionHandle},
+    nodes::{fence::Fence, heartbeats::Heartbeat},
 };
 use sqlx::AssertSqlSafe;
 
@@ -45,8 +45,7 @@ async fn an_agent_is_locked_after_the_provider_that_begins_to_host_it() {
     db.provider("n1", "a", 5, 0).await;
     let (scope, ada) = Database::mailbox(ADA);
     let fence = Fence { scope, node_id: NodeId::new("n1"), provider: ProviderName::new("a"), epoch: 3 };
-    let host =
-        patiently(async || db.store.host_agent(&fence, ada, "anb_1", SessionHandle::default(), None, db.now).await);
+    let host = patiently(async || db.store.host_agent(&fence, db.hosting(ada, None)).await);
     let (hosted, is_free) = leaves_free(&db, "providers", "agents WHERE agent_id = 1", host).await;
     assert!(hosted.is_some() && is_free);
 }
