@@ -57,8 +57,6 @@ impl Store {
         let capabilities: Vec<Option<&str>> =
             beats.iter().map(|b| b.capabilities.as_ref().map(JsonText::get)).collect();
         // `before` reads the snapshot of the statement, so it compares with the capabilities that `recorded` replaces.
-        // Providers and agents are locked in the order of their keys: an update alone takes them in the order of its
-        // plan, and could deadlock with batches of other gateways and with the ends of connections.
         let changed: Vec<i64> = sqlx::query_scalar(
             "WITH beats AS (
                  SELECT b.*, capability_list::jsonb AS capabilities
@@ -66,18 +64,16 @@ impl Store {
                                $7::bool[], $8::text[], $9::bool[], $10::int[], $11::text[]) WITH ORDINALITY
                      AS b (workspace_id, node_id, provider, epoch, load, active, live, capability_list, measured,
                            max_agents, version, ord)
+                  ORDER BY workspace_id, node_id, provider
              ), before AS MATERIALIZED (
                  SELECT b.ord FROM beats b JOIN providers p USING (workspace_id, node_id, provider, epoch)
                   WHERE b.capabilities <> p.capabilities
-             ), held AS MATERIALIZED (
-                 SELECT b.* FROM beats b JOIN providers p USING (workspace_id, node_id, provider, epoch)
-                  ORDER BY p.workspace_id, p.node_id, p.provider FOR NO KEY UPDATE OF p
              ), recorded AS (
                  UPDATE providers p
                     SET load = b.load, load_measured = b.measured, active_agents = b.active, handlers_live = b.live,
                         max_agents = coalesce(b.max_agents, p.max_agents), version = coalesce(b.version, p.version),
                         capabilities = coalesce(b.capabilities, p.capabilities), last_heartbeat_at = relay_now()
-                   FROM held b
+                   FROM beats b
                   WHERE p.workspace_id = b.workspace_id AND p.node_id = b.node_id
                     AND p.provider = b.provider AND p.epoch = b.epoch
               RETURNING p.workspace_id, p.node_id, p.provider
@@ -91,16 +87,13 @@ impl Store {
                                          AND deleted_at IS NULL OFFSET 0) AS k
                   WHERE (k.provider IS NULL OR k.provider = h.provider) AND k.status <> 'offline'
                     AND k.last_seen_at < relay_now() - interval '200 seconds'
-             ), locked AS MATERIALIZED (
-                 SELECT a.workspace_id, a.agent_id FROM due d JOIN agents a USING (workspace_id, agent_id)
-                  ORDER BY a.workspace_id, a.agent_id FOR NO KEY UPDATE OF a
              ), hosted AS (
              -- The heartbeat counts as activity of the hosted agents, which may never call themselves. Readers derive that
              -- from the provider; processes of the version before read this column, and mark an agent offline that was not
              -- seen for 300 seconds.
              UPDATE agents a SET last_seen_at = relay_now()
-               FROM locked l
-              WHERE a.workspace_id = l.workspace_id AND a.agent_id = l.agent_id
+               FROM due d
+              WHERE a.workspace_id = d.workspace_id AND a.agent_id = d.agent_id
              )
              SELECT ord FROM before",
         )

@@ -1,10 +1,7 @@
 //! Rows are locked in one order, so that two transactions wait for each other in one direction only.
 
 use relay_domain::{NodeId, ProviderName};
-use relay_store::{
-    StoreError, StoreResult,
-    nodes::{fence::Fence, heartbeats::Heartbeat},
-};
+use relay_store::{StoreError, StoreResult, nodes::fence::Fence};
 use sqlx::AssertSqlSafe;
 
 use crate::fixture::Database;
@@ -48,52 +45,6 @@ async fn an_agent_is_locked_after_the_provider_that_begins_to_host_it() {
     let host = patiently(async || db.store.host_agent(&fence, db.hosting(ada, None)).await);
     let (hosted, is_free) = leaves_free(&db, "providers", "agents WHERE agent_id = 1", host).await;
     assert!(hosted.is_some() && is_free);
-}
-
-fn heartbeat(node: &str) -> Heartbeat {
-    Heartbeat {
-        scope: Database::mailbox(ADA).0,
-        node_id: NodeId::new(node),
-        provider: ProviderName::new("a"),
-        epoch: 3,
-        load: 0.5,
-        load_measured: true,
-        active_agents: 2,
-        max_agents: None,
-        version: None,
-        node_name: None,
-        handlers_live: true,
-        capabilities: None,
-    }
-}
-
-#[tokio::test]
-async fn heartbeats_lock_providers_in_the_order_of_their_keys() {
-    let db = Database::fresh().await;
-    db.provider("n1", "a", 5, 0).await;
-    db.provider("n2", "a", 5, 0).await;
-    let beats = [heartbeat("n2"), heartbeat("n1")];
-    let record = patiently(async || db.store.record_heartbeats(&beats).await.map(|changed| changed.len()));
-    let (first, second) = ("providers WHERE node_id = 'n1'", "providers WHERE node_id = 'n2'");
-    assert_eq!(leaves_free(&db, first, second, record).await, (0, true));
-    assert_eq!(db.number("SELECT count(*) FROM providers WHERE load = 0.5").await, 2);
-}
-
-#[tokio::test]
-async fn heartbeats_lock_agents_in_the_order_of_their_keys() {
-    let db = Database::fresh().await;
-    db.provider("n1", "a", 5, 0).await;
-    for (agent, name) in [(BOB, "bob"), (ADA, "ada")] {
-        db.agent(agent, name).await;
-        db.locate(agent, "n1", Some("a")).await;
-    }
-    db.run("UPDATE agents SET last_seen_at = now() - interval '250 seconds'").await;
-    let beats = [heartbeat("n1")];
-    let record = patiently(async || db.store.record_heartbeats(&beats).await.map(|changed| changed.len()));
-    let (first, second) = ("agents WHERE agent_id = 1", "agents WHERE agent_id = 2");
-    assert_eq!(leaves_free(&db, first, second, record).await, (0, true));
-    let seen = "SELECT count(*) FROM agents WHERE node_id = 'n1' AND last_seen_at > now() - interval '100 seconds'";
-    assert_eq!(db.number(seen).await, 2);
 }
 
 #[tokio::test]
