@@ -10,6 +10,7 @@
 //! Lock order of transactions that lock several kinds of rows: a node, its providers, agents, push mailboxes; or the
 //! record of a fan-out, outbox row, idempotency keys, mailbox heads, mailbox cursors, push mailboxes. Event counters
 //! are last. Several providers, agents, keys, heads, cursors or counters are locked in the order of their keys.
+//! Batches of heartbeats are not: one that loses a deadlock is repeated.
 
 pub mod access;
 pub mod actions;

@@ -270,8 +270,7 @@ impl Stream {
     /// Creates or updates a stream. Returns the metadata that it had.
     async fn ensure_stream(&self, spec: StreamSpec, replicas: u8) -> StreamResult<HashMap<String, String>> {
         let found = self.jetstream.get_stream(spec.name).await.ok();
-        // A stream that does not exist yet has none.
-        // After a failed read the mark is lost, which costs another rebuild.
+        // A stream that does not exist yet has none. After a failed read the mark is lost, which costs another rebuild.
         let mut metadata = found.map(|stream| stream.cached_info().config.metadata.clone()).unwrap_or_default();
         // Drop the keys that NATS adds itself, otherwise the update is refused.
         metadata.retain(|key, _| key == REBUILT);

@@ -24,6 +24,10 @@ use crate::{
 
 pub use crate::fair_permits::FairPermit;
 
+/// Bound of the repetitions after a lost race. Each of them means that another request changed the same node, provider
+/// or agent within milliseconds.
+const MAX_RACES: usize = 10;
+
 /// Handle of nodes and their providers.
 #[derive(Clone)]
 pub struct Nodes {

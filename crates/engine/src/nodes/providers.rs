@@ -26,7 +26,7 @@ use relay_stream::{ProbeRequest, Probes};
 
 use tokio::time::Instant;
 
-use super::Nodes;
+use super::{MAX_RACES, Nodes};
 use crate::{
     EngineError, EngineResult,
     agents::lifecycle::RegisterAgent,
@@ -40,8 +40,6 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 const RELEASE_POLL: Duration = Duration::from_secs(2);
 /// Postgres ends a transaction that waits for its COMMIT after 3 s, so that the last look is final.
 const RELEASE_LOOKS: u32 = 3;
-/// Bound of the retries after a lost race.
-const MAX_RACES: usize = 10;
 
 /// Registration request of a provider's connection.
 #[derive(Debug, Clone)]

@@ -22,7 +22,7 @@ use relay_wire::nodes::{ChangeNodeBody, EnrolNodeBody};
 use serde_json::Value;
 
 use super::{
-    Nodes,
+    MAX_RACES, Nodes,
     settings::{
         check_broker_name, checked_capabilities, checked_machine, checked_max_agents, checked_node_id, checked_note,
         checked_tags, requested_adapter, requested_kind,
@@ -35,9 +35,6 @@ use crate::{
     error::{BadCredential, Conflict, InvalidInput, Limit, Missing},
     parts::Parts,
 };
-
-/// Bound of the retries of an enrolment whose node was created or deleted meanwhile.
-const MAX_RACES: usize = 10;
 
 /// Token of a node that enrols.
 #[derive(Debug, Clone)]

@@ -61,7 +61,7 @@ impl HeadlessTask {
         let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build();
         let http = http.map_err(|error| AgentError::State(error.to_string()))?;
         let marker = uuid::Uuid::new_v4().simple().to_string();
-        // Behind everything that may fail: only the end of an agent that runs takes it out of the roster. No process
+        // After everything that may fail: only the end of an agent that runs takes it out of the roster. No process
         // runs yet: its processes are found by the marker.
         base.launch.write_down(marker.clone(), ProcessIdentity::NONE).await?;
         let own = base.task_message().into_iter().collect();

@@ -32,7 +32,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Above this many unwritten frames the socket is not read: the peer requests faster than it reads replies. Deliveries
 /// stop well below it, so a peer that only receives is always read.
 const CROWDED_FRAMES: usize = 1024;
-/// Time that the peer has to receive the close frame and what is queued before it.
+/// Time that the peer has to receive the close frame and the frames before it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Traced frames whose acks are awaited; the trace of further ones ends with the frame.
 const MAX_TRACED_FRAMES: usize = 64;
