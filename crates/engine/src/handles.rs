@@ -34,6 +34,7 @@ use crate::{
     },
     nodes::{
         Nodes,
+        direct_registrations::{RegisterRequest, registration_queue},
         kinds::NodeKinds,
         online::{OnlineRequest, online_queue},
     },
@@ -83,6 +84,7 @@ pub(crate) struct Senders {
     publisher: Publisher,
     calls: CallQueues,
     dispatch_notes: DispatchRecorder,
+    registrations: BatchSender<RegisterRequest, WorkspaceId>,
     online: BatchSender<OnlineRequest, WorkspaceId>,
     tokens: TokenReader,
 }
@@ -96,6 +98,7 @@ pub(crate) struct Queues {
     pub(crate) calls: Batches<QueuedCall, FamilyId>,
     pub(crate) outcomes: Batches<QueuedOutcome, FamilyId>,
     pub(crate) dispatch_notes: DispatchNotes,
+    pub(crate) registrations: Batches<RegisterRequest, WorkspaceId>,
     pub(crate) online: Batches<OnlineRequest, WorkspaceId>,
     pub(crate) token_lookups: TokenLookups,
 }
@@ -108,9 +111,20 @@ pub(crate) fn queues() -> (Senders, Queues) {
     let (publisher, publishes) = Publisher::new();
     let (calls, new_calls, outcomes) = CallQueues::new();
     let (recorder, dispatch_notes) = DispatchRecorder::new();
+    let (registrations, register_requests) = registration_queue();
     let (online, online_requests) = online_queue();
     let (tokens, token_lookups) = TokenReader::new();
-    let senders = Senders { seen, observers, committer, publisher, calls, dispatch_notes: recorder, online, tokens };
+    let senders = Senders {
+        seen,
+        observers,
+        committer,
+        publisher,
+        calls,
+        dispatch_notes: recorder,
+        registrations,
+        online,
+        tokens,
+    };
     let queues = Queues {
         seen: seen_notes,
         observer_uses,
@@ -119,6 +133,7 @@ pub(crate) fn queues() -> (Senders, Queues) {
         calls: new_calls,
         outcomes,
         dispatch_notes,
+        registrations: register_requests,
         online: online_requests,
         token_lookups,
     };
@@ -134,7 +149,8 @@ impl Inner {
         config: &EngineConfig,
         senders: Senders,
     ) -> Self {
-        let Senders { seen, observers, committer, publisher, calls, dispatch_notes, online, tokens } = senders;
+        let Senders { seen, observers, committer, publisher, calls, dispatch_notes, registrations, online, tokens } =
+            senders;
         let egress = config.egress.client();
         let (seen, suspensions) = (Arc::new(seen), Arc::<Suspensions>::default());
         let audiences = Arc::new(Audiences::new(core.clone()));
@@ -218,6 +234,7 @@ impl Inner {
                 egress: egress.clone(),
                 stream: stream.clone(),
                 heartbeats: Arc::default(),
+                registrations: Arc::new(registrations),
                 online: Arc::new(online),
             },
             processes: Processes { core: core.clone(), stream: stream.clone(), tasks: tasks.clone() },

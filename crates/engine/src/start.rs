@@ -32,7 +32,7 @@ use crate::{
     mailboxes::{claim_waits, cursors},
     messages::{committer, fanouts, publisher},
     migrations::wait_for_schema,
-    nodes::{heartbeats, online},
+    nodes::{direct_registrations, heartbeats, online},
     observers,
     processes::connection_gauges,
     recovery,
@@ -138,8 +138,18 @@ impl Engine {
     /// Spawns the tasks that write what handles have queued.
     fn spawn_writers(&self, tasks: &TaskSet, queues: Queues) {
         let weak = || Arc::downgrade(&self.inner);
-        let Queues { seen, observer_uses, commits, publishes, calls, outcomes, dispatch_notes, online, token_lookups } =
-            queues;
+        let Queues {
+            seen,
+            observer_uses,
+            commits,
+            publishes,
+            calls,
+            outcomes,
+            dispatch_notes,
+            registrations,
+            online,
+            token_lookups,
+        } = queues;
         tasks.spawn("last-seen", last_seen::write_last_seen(weak(), seen));
         tasks.spawn("observer-uses", observers::write_token_uses(self.store().clone(), observer_uses));
         let [usual, wide] = commits;
@@ -149,7 +159,8 @@ impl Engine {
         tasks.spawn("publisher", publisher::run(weak(), publishes));
         tasks.spawn("cursor-writer", cursors::run(weak(), Arc::downgrade(&self.inner.mailboxes.cursors)));
         tasks.spawn("heartbeat-writer", heartbeats::write_heartbeats(weak()));
-        tasks.spawn("online-writer", online::write_online_agents(weak(), online));
+        tasks.spawn("direct-registrations", direct_registrations::register_direct_nodes(weak(), registrations));
+        tasks.spawn("online-writer", online::bring_nodes_online(weak(), online));
         tasks.spawn("token-lookups", lookups::look_up_tokens(weak(), token_lookups));
         tasks.spawn("invocation-writer", actions::run_calls(weak(), calls));
         tasks.spawn("outcome-writer", actions::run_outcomes(weak(), outcomes));

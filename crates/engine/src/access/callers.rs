@@ -6,6 +6,7 @@ use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
     access::{rights::Rights, token::TokenKind},
     agents::AgentKind,
+    nodes::{NodeKind, NodeRole},
     observers::ObserverView,
 };
 
@@ -90,4 +91,16 @@ impl AgentCaller {
 pub struct NodeCaller {
     pub scope: WorkspaceScope,
     pub node_id: NodeId,
+    /// Role at authentication. Only an enrolment changes it.
+    pub role: NodeRole,
+    /// A node keeps its kind.
+    pub kind: NodeKind,
+}
+
+impl NodeCaller {
+    /// Returns whether the node is one agent's own connection.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.role == NodeRole::Direct
+    }
 }

@@ -214,8 +214,8 @@ fn to_credential(kind: TokenKind, hash: TokenHash, owner: TokenOwner) -> Option<
             is_former_token: is_former,
             rights,
         })),
-        (TokenKind::Node, TokenOwner::Node { workspace, node_id }) => {
-            Some(Credential::Node(NodeCaller { scope: scope(workspace), node_id }))
+        (TokenKind::Node, TokenOwner::Node { workspace, node_id, role, kind }) => {
+            Some(Credential::Node(NodeCaller { scope: scope(workspace), node_id, role, kind }))
         }
         (TokenKind::Observer, TokenOwner::Observer { workspace, token_id, version, scopes, filters, expires_at }) => {
             let view = (scopes.as_slice(), &filters);

@@ -9,7 +9,7 @@ use relay_domain::{
     actions::{MAX_ACTION_NAME_BYTES, RELEASE, SPAWN, SPAWN_PREFIX, WORKSPACE_CALLER},
     agents::{Agent, AgentStatus},
     names::{MAX_NOTE_BYTES, check_agent_name, check_length, check_name, is_channel_name, strip_hash},
-    nodes::CapabilityKind,
+    nodes::{CapabilityKind, NodeRole},
 };
 use relay_store::{
     DeleteCondition, IdempotencyKey,
@@ -269,8 +269,8 @@ impl Actions {
             return Err(EngineError::Invalid(InvalidInput::PlacementSelfRequiresAgent));
         };
         let agent = self.agents.by_id(caller.scope(), agent).await?;
-        let node = &agent.node_id;
-        if agent.is_on_direct_node() || self.core.is_direct_node(caller.scope(), node).await? != Some(false) {
+        let role = self.core.store.node_role(caller.scope(), &agent.node_id).await?;
+        if agent.is_on_direct_node() || role != Some(NodeRole::Broker) {
             return Err(EngineError::Conflict(Conflict::PlacementSelfUnavailable));
         }
         Ok(agent.node_id)

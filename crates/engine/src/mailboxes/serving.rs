@@ -86,7 +86,9 @@ impl Mailboxes {
         node: &NodeId,
         provider: &ProviderName,
     ) -> EngineResult<Vec<MailboxPosition>> {
-        Ok(self.core.store.positions_of_provider(scope, node, provider).await?)
+        let key = (scope, node.clone(), provider.clone());
+        let mut positions = self.core.store.positions_of_providers(std::slice::from_ref(&key)).await?;
+        Ok(positions.pop().unwrap_or_default())
     }
 
     /// Lists the agents located on these nodes.

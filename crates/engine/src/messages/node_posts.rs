@@ -63,15 +63,15 @@ impl Messages {
 
     /// Returns the relation of a node to the agent that it posts for.
     async fn posting_node(&self, caller: &NodeCaller, author: &AgentWithRights) -> EngineResult<PostingNode> {
-        let (scope, node) = (caller.scope, &caller.node_id);
-        if *node == NodeId::direct(author.agent_id) {
+        if caller.node_id == NodeId::direct(author.agent_id) {
             return Ok(PostingNode::Own);
         }
-        if self.core.is_direct_node(scope, node).await? == Some(false) {
+        if !caller.is_direct() {
             return Ok(PostingNode::Broker);
         }
         // A direct node that was enrolled over REST.
-        let is_here = self.core.store.agent_on_node(scope, node, &author.name).await?.is_some();
+        let found = self.core.store.agent_on_node(caller.scope, &caller.node_id, &author.name).await?;
+        let is_here = found.is_some();
         Ok(if is_here { PostingNode::Own } else { PostingNode::OfAnother })
     }
 }

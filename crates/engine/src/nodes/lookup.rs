@@ -1,10 +1,6 @@
 //! Lookups of nodes that other nouns need too.
 
-use relay_domain::{
-    NodeId, WorkspaceScope,
-    names::strip_hash,
-    nodes::{Node, NodeRole},
-};
+use relay_domain::{WorkspaceScope, names::strip_hash, nodes::Node};
 
 use crate::{EngineError, EngineResult, core::Core, error::Missing};
 
@@ -13,10 +9,5 @@ impl Core {
     pub(crate) async fn stored_node(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<Node> {
         let wanted = strip_hash(name_or_id);
         self.store.node(scope, wanted).await?.ok_or_else(|| EngineError::NotFound(Missing::Node(wanted.to_owned())))
-    }
-
-    /// Returns true if a node is one agent's own connection; `None` when there is no such node.
-    pub(crate) async fn is_direct_node(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<bool>> {
-        Ok(self.store.node_identity(scope, node).await?.map(|node| node.role == NodeRole::Direct))
     }
 }

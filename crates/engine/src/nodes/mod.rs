@@ -1,6 +1,7 @@
 //! Nodes: enrolment and roster, provider connections, and node kinds. Handle: [`Nodes`]. Main types:
 //! [`providers::Registrant`], a connection that registers, and [`roster::NodeList`].
 
+pub(crate) mod direct_registrations;
 pub(crate) mod heartbeats;
 pub(crate) mod kinds;
 mod lookup;
@@ -39,6 +40,7 @@ pub struct Nodes {
     pub(crate) egress: relay_egress::Client,
     pub(crate) stream: Stream,
     pub(crate) heartbeats: Arc<heartbeats::Heartbeats>,
+    pub(crate) registrations: Arc<BatchSender<direct_registrations::RegisterRequest, WorkspaceId>>,
     pub(crate) online: Arc<BatchSender<online::OnlineRequest, WorkspaceId>>,
 }
 

@@ -1,22 +1,21 @@
-//! Agents of direct nodes that come online, written in batches: thousands of them return at once after the end of a
-//! gateway, and each change takes a number of its workspace's events, for which its sends wait too.
+//! Providers whose agents come online with their connection: the agents are found and marked in batches. Thousands of
+//! direct nodes return at once after the end of a gateway, and each change takes a number of its workspace's events, for
+//! which its sends wait too.
 
-use std::sync::Weak;
+use std::{sync::Weak, time::Duration};
 
-use relay_domain::{AgentId, WorkspaceId, WorkspaceScope};
+use relay_domain::{NodeId, ProviderName, WorkspaceId, WorkspaceScope};
+use relay_store::{mailboxes::cursors::MailboxPosition, nodes::fence::Fence};
 use relay_tasks::batches::{BatchSender, Batches, Linger, QueueConfig, Request, queue};
 
 use super::Nodes;
 use crate::{Engine, EngineError, EngineResult, Inner};
 
-/// Agents that came online with one connection.
-pub(crate) struct OnlineAgents {
-    scope: WorkspaceScope,
-    agents: Vec<AgentId>,
-}
+/// Provider whose connection has registered.
+pub(crate) type ConnectedProvider = (WorkspaceScope, NodeId, ProviderName);
 
-/// Request that is answered once the agents are online.
-pub(crate) type OnlineRequest = Request<OnlineAgents, EngineResult<()>>;
+/// Request that is answered with the positions of the provider's agents, once they are online.
+pub(crate) type OnlineRequest = Request<ConnectedProvider, EngineResult<Vec<MailboxPosition>>>;
 
 /// Workspaces take turns, so that one with thousands of agents does not delay others.
 const QUEUE: QueueConfig<OnlineRequest, WorkspaceId> = QueueConfig {
@@ -27,10 +26,10 @@ const QUEUE: QueueConfig<OnlineRequest, WorkspaceId> = QueueConfig {
     batch_items: 512,
     batch_bytes: usize::MAX,
     batch_weight: u64::MAX,
-    interval: std::time::Duration::ZERO,
+    interval: Duration::ZERO,
     linger: Linger::NONE,
-    key: |request| request.item.scope.workspace_id(),
-    bytes: |request| size_of::<OnlineRequest>() + request.item.agents.len() * size_of::<AgentId>(),
+    key: |request| request.item.0.workspace_id(),
+    bytes: |_| size_of::<OnlineRequest>(),
     weight: |_| 1,
 };
 
@@ -40,29 +39,26 @@ pub(crate) fn online_queue() -> (BatchSender<OnlineRequest, WorkspaceId>, Batche
 }
 
 impl Nodes {
-    /// Marks the agents of a direct node online after its own connection has registered.
+    /// Marks the agents of a provider online after its connection has registered, and returns their positions.
     ///
     /// # Errors
     /// When storage is unavailable.
-    pub async fn mark_agents_online(&self, scope: WorkspaceScope, agents: &[AgentId]) -> EngineResult<()> {
-        if agents.is_empty() {
-            return Ok(());
-        }
-        let answer = self.online.request(OnlineAgents { scope, agents: agents.to_vec() }).await;
-        answer.await.unwrap_or(Err(EngineError::Overloaded))
+    pub async fn bring_online(&self, fence: &Fence) -> EngineResult<Vec<MailboxPosition>> {
+        let provider = (fence.scope, fence.node_id.clone(), fence.provider.clone());
+        self.online.request(provider).await.await.unwrap_or(Err(EngineError::Overloaded))
     }
 }
 
-/// Marks agents online in batches until the engine is dropped.
-pub(crate) async fn write_online_agents(engine: Weak<Inner>, mut requests: Batches<OnlineRequest, WorkspaceId>) {
+/// Brings agents online in batches until the engine is dropped.
+pub(crate) async fn bring_nodes_online(engine: Weak<Inner>, mut requests: Batches<OnlineRequest, WorkspaceId>) {
     while let Some(batch) = requests.next().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
-        let (items, replies) = Request::split(batch);
-        let is_refused = match write(&engine, &items).await {
-            Ok(()) => {
+        let (providers, replies) = Request::split(batch);
+        let is_refused = match bring_online(&engine, &providers).await {
+            Ok(positions) => {
                 // A send fails when the connection has ended: the change is stored all the same.
-                replies.into_iter().for_each(|reply| _ = reply.send(Ok(())));
+                replies.into_iter().zip(positions).for_each(|(reply, found)| _ = reply.send(Ok(found)));
                 continue;
             }
             Err(error) => {
@@ -70,10 +66,10 @@ pub(crate) async fn write_online_agents(engine: Weak<Inner>, mut requests: Batch
                 error.is_permanent()
             }
         };
-        for (item, reply) in items.iter().zip(replies) {
-            // One of them is at fault: written alone, it delays no other.
+        for (provider, reply) in providers.iter().zip(replies) {
+            // One of them is at fault: brought online alone, it delays no other.
             let outcome = if is_refused {
-                write(&engine, std::slice::from_ref(item)).await
+                bring_online(&engine, std::slice::from_ref(provider)).await.map(|mut one| one.pop().unwrap_or_default())
             } else {
                 Err(EngineError::Overloaded)
             };
@@ -82,11 +78,14 @@ pub(crate) async fn write_online_agents(engine: Weak<Inner>, mut requests: Batch
     }
 }
 
-async fn write(engine: &Engine, items: &[OnlineAgents]) -> EngineResult<()> {
-    let agents = items.iter().flat_map(|item| item.agents.iter().map(|agent| (item.scope, *agent)));
-    let agents: Vec<_> = agents.collect();
-    for recorded in engine.store().mark_agents_online(&agents, engine.now()).await? {
-        engine.core().announce(recorded);
+/// Returns the positions of the agents on each provider, all of which are online.
+async fn bring_online(engine: &Engine, providers: &[ConnectedProvider]) -> EngineResult<Vec<Vec<MailboxPosition>>> {
+    let positions = engine.store().positions_of_providers(providers).await?;
+    let agents: Vec<_> = positions.iter().flatten().map(|position| (position.scope, position.agent_id)).collect();
+    if !agents.is_empty() {
+        for recorded in engine.store().mark_agents_online(&agents, engine.now()).await? {
+            engine.core().announce(recorded);
+        }
     }
-    Ok(())
+    Ok(positions)
 }

@@ -19,14 +19,14 @@ use relay_store::{
     nodes::{
         fence::Fence,
         hosting::{HostRequest, InventoryConflict, InventoryOutcome, ListedAgent, SessionHandle},
-        providers::{NodeIdentity, ProviderClaim, ProviderHolder, ProviderRegistration, RegisterOutcome},
+        providers::{ProviderClaim, ProviderHolder, ProviderRegistration, RegisterOutcome},
     },
 };
 use relay_stream::{ProbeRequest, Probes};
 
 use tokio::time::Instant;
 
-use super::{MAX_RACES, Nodes};
+use super::{MAX_RACES, Nodes, roster::HeldNode};
 use crate::{
     EngineError, EngineResult,
     agents::lifecycle::RegisterAgent,
@@ -54,13 +54,17 @@ pub struct Registrant {
     pub registration: ProviderRegistration,
 }
 
-impl Nodes {
-    /// Returns the properties of a node that its socket needs; `None` when there is no such node.
-    pub async fn identity(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<NodeIdentity>> {
-        Ok(self.core.store.node_identity(scope, node).await?)
-    }
+/// Provider that a connection holds.
+#[derive(Debug)]
+pub struct RegisteredProvider {
+    /// Fences all changes by the connection.
+    pub epoch: i64,
+    /// The node as the reply shows it, if it was read with the registration.
+    pub node: Option<HeldNode>,
+}
 
-    /// Registers a provider's connection; returns its epoch.
+impl Nodes {
+    /// Registers a provider's connection.
     ///
     /// An incumbent is probed through its gateway; only one that answers makes this registration fail with a conflict.
     /// A superseded connection gets a hint, and notices its old epoch at the latest.
@@ -68,7 +72,7 @@ impl Nodes {
     /// # Errors
     /// [`Conflict::ProviderInstance`], [`Conflict::NodeName`],
     /// [`Conflict::ActionName`], [`Conflict::Superseded`], [`Missing::Node`], an invalid name, or too many providers.
-    pub async fn register_provider(&self, registrant: &Registrant) -> EngineResult<i64> {
+    pub async fn register_provider(&self, registrant: &Registrant) -> EngineResult<RegisteredProvider> {
         let Registrant { scope, node_id, gateway_id, requested_at, registration, .. } = registrant;
         check_name("name", &registration.node_name, MAX_NODE_NAME_BYTES)?;
         if registrant.is_direct {
@@ -115,24 +119,18 @@ impl Nodes {
         Err(EngineError::Overloaded)
     }
 
-    /// Registers the connection of a direct node; the newest one wins.
-    async fn register_direct(&self, registrant: &Registrant) -> EngineResult<i64> {
-        let Registrant { scope, node_id, gateway_id, requested_at, registration, .. } = registrant;
-        let claim =
-            // Any epoch: the newest connection wins without a probe.
-            ProviderClaim { expected_epoch: None, gateway: *gateway_id, action_ids: &[], requested_at: *requested_at };
-        let outcome = self.core.store.register_direct(*scope, node_id, claim, registration, self.core.now()).await?;
-        self.complete_registration(registrant, outcome)
-    }
-
-    /// Announces a registration, and returns its epoch.
-    fn complete_registration(&self, registrant: &Registrant, outcome: RegisterOutcome) -> EngineResult<i64> {
+    /// Announces a registration.
+    pub(super) fn complete_registration(
+        &self,
+        registrant: &Registrant,
+        outcome: RegisterOutcome,
+    ) -> EngineResult<RegisteredProvider> {
         let Registrant { scope, node_id, registration, .. } = registrant;
         match outcome {
             RegisterOutcome::Registered { epoch, recorded } => {
                 self.core.announce(recorded);
                 self.core.hints.provider_taken(*scope, node_id.clone(), &registration.provider, epoch);
-                Ok(epoch)
+                Ok(RegisteredProvider { epoch, node: None })
             }
             RegisterOutcome::NameConflict => {
                 Err(EngineError::Conflict(Conflict::NodeName(registration.node_name.clone())))

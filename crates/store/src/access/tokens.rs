@@ -10,6 +10,7 @@ use relay_domain::{
         token::{TokenHash, TokenKind},
     },
     agents::AgentKind,
+    nodes::{NodeKind, NodeRole},
 };
 use serde_json::Value;
 use sqlx::{FromRow, Row as _, postgres::PgRow};
@@ -39,6 +40,8 @@ pub enum TokenOwner {
     Node {
         workspace: WorkspaceId,
         node_id: NodeId,
+        role: NodeRole,
+        kind: NodeKind,
     },
     /// An opaque observer token with the values of its row.
     Observer {
@@ -67,7 +70,7 @@ pub enum TokenLookup {
     },
     /// The token was valid until its workspace expired.
     WorkspaceExpired,
-    /// The token is unknown or revoked, or its workspace or agent is deleted.
+    /// The token is unknown or revoked, or its workspace, agent or node is deleted.
     Unknown,
 }
 
@@ -90,16 +93,18 @@ SELECT k.place, found.*
            AND least(f.valid_until, f.replaced_at + make_interval(secs => w.agent_token_grace_seconds)) > relay_now()
     )
     SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, t.is_former, a.name, a.type AS agent_type,
-           a.token_generation, a.rights, w.policy, t.observer_token_id, o.version, o.scopes, o.filters,
+           a.token_generation, a.rights, n.role, n.kind AS node_kind, w.policy, t.observer_token_id, o.version, o.scopes, o.filters,
            least(o.expires_at, w.expires_at) AS expires_at, w.created_by,
            coalesce(w.expires_at <= relay_now(), false) AS workspace_expired
       FROM presented t
       JOIN workspaces w ON w.workspace_id = t.workspace_id
       LEFT JOIN agents a ON a.workspace_id = t.workspace_id AND a.agent_id = t.agent_id
+      LEFT JOIN nodes n ON n.workspace_id = t.workspace_id AND n.node_id = t.node_id
       LEFT JOIN observer_tokens o
              ON o.workspace_id = t.workspace_id AND o.token_id = t.observer_token_id AND o.revoked_at IS NULL
      WHERE w.deleted_at IS NULL
        AND (t.kind <> 'agent' OR (a.agent_id IS NOT NULL AND a.deleted_at IS NULL))
+       AND (t.kind <> 'node' OR n.node_id IS NOT NULL)
        AND (t.kind <> 'observer' OR o.token_id IS NOT NULL)
      LIMIT 1
  ) AS found";
@@ -187,7 +192,12 @@ impl FromRow<'_, PgRow> for TokenOwner {
                 is_former: row.try_get("is_former")?,
                 rights: decode_rights(row)?,
             },
-            TokenKind::Node => Self::Node { workspace, node_id: row.try_get("node_id")? },
+            TokenKind::Node => Self::Node {
+                workspace,
+                node_id: row.try_get("node_id")?,
+                role: row.try_get("role")?,
+                kind: row.try_get("node_kind")?,
+            },
             TokenKind::Observer => Self::Observer {
                 workspace,
                 token_id: row.try_get("observer_token_id")?,

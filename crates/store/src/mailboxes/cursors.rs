@@ -5,11 +5,11 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
-use sqlx::FromRow;
+use sqlx::{FromRow, Row as _};
 
 use crate::{
     Store, StoreError, StoreResult,
-    decode::decode_rows,
+    decode::{decode_row, decode_rows},
     events::{self, RecordedEvents},
     mailboxes::{
         delivery_events::{AckedRange, delivered_events},
@@ -89,6 +89,22 @@ pub enum LockedCursors {
 
 const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a.provider,
     h.next_seq, c.sent_seq, c.ack_floor, c.settled_floor";
+
+// `OFFSET 0` keeps the order of the names, which an index has, out of the choice of the index.
+const POSITIONS_OF_PROVIDERS: &str = const_format::concatcp!(
+    "SELECT k.place, ",
+    POSITION_COLUMNS,
+    "
+  FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY AS k (workspace_id, node_id, provider, place)
+ CROSS JOIN LATERAL (SELECT * FROM agents
+                      WHERE workspace_id = k.workspace_id AND node_id = k.node_id AND deleted_at IS NULL OFFSET 0) AS a
+  JOIN mailbox_heads h ON h.workspace_id = a.workspace_id AND h.agent_id = a.agent_id
+  JOIN mailbox_cursors c ON c.workspace_id = a.workspace_id AND c.agent_id = a.agent_id
+ WHERE a.provider = k.provider OR a.provider IS NULL AND ",
+    hosts_unassigned!("k.workspace_id", "k.node_id", "k.provider"),
+    "
+ ORDER BY k.place, a.name"
+);
 
 /// SQL that moves cursors. The ack floor moves only while the agent is still at the node and provider that
 /// acknowledged. The settled floor follows it and continues over rows above that are settled individually.
@@ -229,33 +245,29 @@ impl Store {
         decode_rows("agents", &rows)
     }
 
-    /// Reads the positions of all agents on a provider, in name order. An unassigned agent counts as present on every
-    /// provider of its node with the highest fitness.
-    pub async fn positions_of_provider(
+    /// Reads the positions of all agents on each of these providers, in name order. An unassigned agent counts as present
+    /// on every provider of its node with the highest fitness.
+    pub async fn positions_of_providers(
         &self,
-        scope: WorkspaceScope,
-        node: &NodeId,
-        provider: &ProviderName,
-    ) -> StoreResult<Vec<MailboxPosition>> {
-        // `OFFSET 0` keeps the order of the names, which an index has, out of the choice of the index.
-        let query = format!(
-            "SELECT {POSITION_COLUMNS}
-               FROM (SELECT * FROM agents WHERE workspace_id = $1 AND node_id = $2 AND deleted_at IS NULL OFFSET 0) a
-               JOIN mailbox_heads h USING (workspace_id, agent_id)
-               JOIN mailbox_cursors c USING (workspace_id, agent_id)
-              WHERE (a.provider = $3 OR a.provider IS NULL AND {})
-              ORDER BY a.name",
-            hosts_unassigned!()
-        );
-        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
-            .bind(scope.workspace_id())
-            .bind(node.as_str())
-            .bind(provider.as_str())
+        providers: &[(WorkspaceScope, NodeId, ProviderName)],
+    ) -> StoreResult<Vec<Vec<MailboxPosition>>> {
+        let doing = "reading mailbox positions of providers";
+        let rows = sqlx::query(POSITIONS_OF_PROVIDERS)
+            .bind(providers.iter().map(|(scope, ..)| scope.workspace_id()).collect::<Vec<WorkspaceId>>())
+            .bind(providers.iter().map(|(_, node, _)| node.as_str()).collect::<Vec<&str>>())
+            .bind(providers.iter().map(|(.., provider)| provider.as_str()).collect::<Vec<&str>>())
             .fetch_all(&self.pool)
             .with_timeout()
             .await
-            .map_err(StoreError::from_sqlx("reading a provider's mailbox positions"))?;
-        decode_rows("agents", &rows)
+            .map_err(StoreError::from_sqlx(doing))?;
+        let mut positions: Vec<Vec<MailboxPosition>> = providers.iter().map(|_| Vec::new()).collect();
+        for row in &rows {
+            let place: i64 = row.try_get("place").map_err(StoreError::from_sqlx(doing))?;
+            if let Some(of_provider) = usize::try_from(place - 1).ok().and_then(|index| positions.get_mut(index)) {
+                of_provider.push(decode_row("agents", row)?);
+            }
+        }
+        Ok(positions)
     }
 
     /// Lists the agents located on these nodes.

@@ -39,13 +39,19 @@ macro_rules! recently_connected {
     };
 }
 
-/// SQL condition: provider `$3` of node `$2` in workspace `$1` hosts the unassigned agents, because no eligible
+/// SQL condition: a provider of a node in a workspace, in this order, hosts the unassigned agents, because no eligible
 /// provider of the node has a higher rank. The only provider of a node always hosts them.
 macro_rules! hosts_unassigned {
-    () => {
+    ($workspace:literal, $node:literal, $provider:literal) => {
         concat!(
             "NOT EXISTS (SELECT FROM providers own JOIN providers other USING (workspace_id, node_id)
-                          WHERE own.workspace_id = $1 AND own.node_id = $2 AND own.provider = $3 AND ",
+                          WHERE own.workspace_id = ",
+            $workspace,
+            " AND own.node_id = ",
+            $node,
+            " AND own.provider = ",
+            $provider,
+            " AND ",
             $crate::nodes::assignment::recently_connected!("other"),
             " AND ",
             $crate::nodes::assignment::fitness!("other"),

@@ -1,10 +1,11 @@
-//! Connections of direct nodes, of which thousands return at once: registered by one statement each, their agents
-//! marked online in batches. Called by the engine's provider use cases.
+//! Connections of direct nodes, of which thousands return at once: registered in batches, as their agents are marked
+//! online. Called by the engine's provider use cases.
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, agents::AgentStatus};
-use sqlx::PgExecutor;
+use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, agents::AgentStatus};
+use serde_json::Value;
+use sqlx::{PgExecutor, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -14,38 +15,95 @@ use crate::{
     mailboxes::cursors::split_keys,
     nodes::{
         fence::ProviderKey,
-        providers::{CLOCK_TOLERANCE, ProviderClaim, ProviderRegistration, RegisterOutcome, make_room},
+        providers::{CLOCK_TOLERANCE, ProviderRegistration, RegisterOutcome, make_room},
     },
     statement_timeout::{STATEMENT_TIMEOUT, StatementTimeout as _},
 };
 
-/// Takes the provider of a direct node, whose newest connection always wins: a registration is refused only if the
-/// holder asked later. The node is locked first, as by every registration. It is written in the same statement, and
-/// only if the provider was taken. The epoch is that of the time, as in [`providers`](super::providers).
-const REGISTER: &str = formatcp!(
-    "WITH node AS MATERIALIZED (
-    SELECT node_id FROM nodes WHERE workspace_id = $1 AND node_id = $2 AND role = '{DIRECT}' FOR UPDATE
+/// Takes providers of direct nodes, each of another node. The newest connection of a node always wins: a registration is
+/// refused only if the holder asked later. Nodes are locked before their providers and in the order of their keys, as by
+/// every registration. They are written in the same statement, and only if the provider was taken. The epoch is that of
+/// the time, as in [`providers`](super::providers).
+macro_rules! register {
+    ($locked:literal) => {
+        formatcp!(
+            "WITH claims AS MATERIALIZED (
+    SELECT k.*
+      FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::jsonb[], $7::boolean[], $8::jsonb[],
+                  $9::text[], $10::int[], $11::boolean[], $12::timestamptz[], $13::text[]) WITH ORDINALITY
+           AS k (workspace_id, node_id, provider, instance_id, gateway_id, capabilities, cursor_granted, tags, version,
+                 max_agents, handlers_live, requested_at, machine_id, place)
+      JOIN nodes n USING (workspace_id, node_id)
+     WHERE n.role = '{DIRECT}'
+     ORDER BY k.workspace_id, k.node_id FOR UPDATE OF n {locked}
 ), registered AS (
     INSERT INTO providers AS p (workspace_id, node_id, provider, instance_id, epoch, gateway_id, capabilities,
            cursor_granted, tags, version, max_agents, handlers_live, registered_at, last_heartbeat_at, requested_at)
-    SELECT $1, node_id, $3, $4, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, $5, $6, $7, $8, $9, $10, $11,
-           relay_now(), relay_now(), $12
-      FROM node
+    SELECT workspace_id, node_id, provider, instance_id, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, gateway_id,
+           capabilities, cursor_granted, ARRAY(SELECT jsonb_array_elements_text(tags)), version, max_agents, handlers_live,
+           relay_now(), relay_now(), requested_at
+      FROM claims
     ON CONFLICT (workspace_id, node_id, provider) DO UPDATE
        SET instance_id = excluded.instance_id, epoch = greatest(p.epoch + 1, excluded.epoch), gateway_id = excluded.gateway_id,
            capabilities = excluded.capabilities, cursor_granted = excluded.cursor_granted, tags = excluded.tags,
            version = excluded.version, max_agents = excluded.max_agents, handlers_live = excluded.handlers_live,
            load = 0, load_measured = false, registered_at = relay_now(), last_heartbeat_at = relay_now(),
            disconnected_at = NULL, requested_at = excluded.requested_at
-     WHERE NOT (p.gateway_id IS NOT NULL AND coalesce(p.requested_at > $13, false))
-    RETURNING epoch
+     WHERE NOT (p.gateway_id IS NOT NULL AND coalesce(p.requested_at > excluded.requested_at + $14::interval, false))
+    RETURNING workspace_id, node_id, epoch
 ), node_connected AS (
-    UPDATE nodes SET last_connected_at = relay_now(), machine_id = coalesce($14, machine_id),
-           updated_at = CASE WHEN $14 IS DISTINCT FROM machine_id AND $14 IS NOT NULL THEN relay_now() ELSE updated_at END
-     WHERE workspace_id = $1 AND node_id = $2 AND EXISTS (SELECT FROM registered)
+    UPDATE nodes n
+       SET last_connected_at = relay_now(), machine_id = coalesce(c.machine_id, n.machine_id),
+           updated_at = CASE WHEN c.machine_id IS DISTINCT FROM n.machine_id AND c.machine_id IS NOT NULL THEN relay_now()
+                             ELSE n.updated_at END
+      FROM claims c JOIN registered USING (workspace_id, node_id)
+     WHERE n.workspace_id = c.workspace_id AND n.node_id = c.node_id
 )
-SELECT (SELECT epoch FROM registered) FROM node"
-);
+SELECT place, epoch FROM claims LEFT JOIN registered USING (workspace_id, node_id)",
+            locked = $locked
+        )
+    };
+}
+
+/// Waits for a node that another transaction has locked.
+const REGISTER: &str = register!("");
+/// Leaves out nodes that other transactions have locked, so that one of them delays no other.
+const REGISTER_UNLOCKED: &str = register!("SKIP LOCKED");
+
+/// Connection of a direct node that registers.
+#[derive(Debug, Clone, Copy)]
+pub struct DirectClaim<'a> {
+    pub scope: WorkspaceScope,
+    pub node: &'a NodeId,
+    pub gateway: GatewayId,
+    /// Time when the connection asked, before any wait for Postgres.
+    pub requested_at: DateTime<Utc>,
+    pub registration: &'a ProviderRegistration,
+}
+
+impl<'a> DirectClaim<'a> {
+    const fn key(&self) -> ProviderKey<'a> {
+        ProviderKey { scope: self.scope, node: self.node, provider: &self.registration.provider }
+    }
+}
+
+/// Row of [`REGISTER`].
+#[derive(sqlx::FromRow)]
+struct TakenProvider {
+    /// Place of the claim, from 1.
+    place: i64,
+    /// `None` if the holder asked later.
+    epoch: Option<i64>,
+}
+
+impl TakenProvider {
+    fn outcome(&self, scope: WorkspaceScope, at: DateTime<Utc>) -> RegisterOutcome {
+        let Some(epoch) = self.epoch else { return RegisterOutcome::Superseded };
+        // Direct nodes have no presence events, so nothing is recorded.
+        let recorded = RecordedEvents { scope, first_seq: 0, created_at: at, events: Vec::new(), watched: false };
+        RegisterOutcome::Registered { epoch, recorded }
+    }
+}
 
 // Agents are locked in one order. Several connections may name an agent.
 const MARK_ONLINE: &str = "
@@ -73,85 +131,88 @@ async fn lock_node(tx: &mut DatabaseSession, key: ProviderKey<'_>) -> StoreResul
     Ok(())
 }
 
-/// Returns the epoch of the taken provider: `None` without the node, `Some(None)` if the holder asked later.
-async fn take_provider(
+/// Takes the providers of these claims; returns a row for each that has a node, of which `statement` may leave some out.
+async fn take_providers(
     executor: impl PgExecutor<'_>,
-    key: ProviderKey<'_>,
-    claim: &ProviderClaim<'_>,
-    registration: &ProviderRegistration,
-) -> sqlx::Result<Option<Option<i64>>> {
-    sqlx::query_scalar(REGISTER)
-        .bind(key.scope.workspace_id())
-        .bind(key.node)
-        .bind(key.provider)
-        .bind(&registration.instance_id)
-        .bind(claim.gateway)
-        .bind(&registration.capabilities)
-        .bind(registration.cursor_granted)
-        .bind(&registration.tags)
-        .bind(&registration.version)
-        .bind(registration.max_agents)
-        .bind(registration.capabilities.as_array().is_some_and(|list| !list.is_empty()))
-        .bind(claim.requested_at)
-        .bind(claim.requested_at + CLOCK_TOLERANCE)
-        .bind(&registration.machine_id)
-        .fetch_optional(executor)
+    statement: &'static str,
+    claims: &[DirectClaim<'_>],
+) -> sqlx::Result<Vec<TakenProvider>> {
+    let registrations: Vec<&ProviderRegistration> = claims.iter().map(|claim| claim.registration).collect();
+    let has_capabilities = |r: &&ProviderRegistration| r.capabilities.as_array().is_some_and(|list| !list.is_empty());
+    sqlx::query_as(statement)
+        .bind(claims.iter().map(|claim| claim.scope.workspace_id()).collect::<Vec<WorkspaceId>>())
+        .bind(claims.iter().map(|claim| claim.node.clone()).collect::<Vec<NodeId>>())
+        .bind(registrations.iter().map(|r| r.provider.clone()).collect::<Vec<ProviderName>>())
+        .bind(registrations.iter().map(|r| r.instance_id.as_str()).collect::<Vec<&str>>())
+        .bind(claims.iter().map(|claim| claim.gateway).collect::<Vec<GatewayId>>())
+        .bind(registrations.iter().map(|r| &r.capabilities).collect::<Vec<&Value>>())
+        .bind(registrations.iter().map(|r| r.cursor_granted).collect::<Vec<bool>>())
+        // An array of arrays must be rectangular.
+        .bind(registrations.iter().map(|r| Json(&r.tags)).collect::<Vec<Json<&Vec<String>>>>())
+        .bind(registrations.iter().map(|r| r.version.as_str()).collect::<Vec<&str>>())
+        .bind(registrations.iter().map(|r| r.max_agents).collect::<Vec<i32>>())
+        .bind(registrations.iter().map(has_capabilities).collect::<Vec<bool>>())
+        .bind(claims.iter().map(|claim| claim.requested_at).collect::<Vec<DateTime<Utc>>>())
+        .bind(registrations.iter().map(|r| r.machine_id.as_deref()).collect::<Vec<Option<&str>>>())
+        .bind(CLOCK_TOLERANCE)
+        .fetch_all(executor)
         .await
 }
 
 impl Store {
+    /// Registers connections of direct nodes with the default provider, no two of one node. Each replaces the one
+    /// before. `None`: the node is locked, or does not exist; [`Store::register_direct`] tells which.
+    ///
+    /// Carries no recovery epoch: it assigns no number, and the connections were compared with the known database
+    /// (ADR 0044).
+    pub async fn register_direct_nodes(
+        &self,
+        claims: &[DirectClaim<'_>],
+        at: DateTime<Utc>,
+    ) -> StoreResult<Vec<Option<RegisterOutcome>>> {
+        let doing = "registering direct nodes";
+        let taking = take_providers(&self.pool, REGISTER_UNLOCKED, claims).with_timeout();
+        let mut outcomes: Vec<_> = claims.iter().map(|_| None).collect();
+        for taken in taking.await.map_err(StoreError::from_sqlx(doing))? {
+            let index = usize::try_from(taken.place - 1).unwrap_or(usize::MAX);
+            if let (Some(outcome), Some(claim)) = (outcomes.get_mut(index), claims.get(index)) {
+                *outcome = Some(taken.outcome(claim.scope, at));
+            }
+        }
+        Ok(outcomes)
+    }
+
     /// Registers the connection of a direct node, which replaces the one before. The outcome is
     /// [`RegisterOutcome::Registered`], [`RegisterOutcome::Superseded`], [`RegisterOutcome::TooManyProviders`] or
     /// [`RegisterOutcome::NoNode`].
-    pub async fn register_direct(
-        &self,
-        scope: WorkspaceScope,
-        node: &NodeId,
-        claim: ProviderClaim<'_>,
-        registration: &ProviderRegistration,
-        at: DateTime<Utc>,
-    ) -> StoreResult<RegisterOutcome> {
+    pub async fn register_direct(&self, claim: DirectClaim<'_>, at: DateTime<Utc>) -> StoreResult<RegisterOutcome> {
         let doing = "registering a direct node";
-        let key = ProviderKey { scope, node, provider: &registration.provider };
-        let found = if registration.provider == ProviderName::default_provider() {
-            // Carries no recovery epoch: it assigns no number, and its connection was compared with the known database
-            // (ADR 0044).
-            take_provider(&self.pool, key, &claim, registration)
-                .with_timeout()
-                .await
-                .map_err(StoreError::from_sqlx(doing))
+        let key = claim.key();
+        let taken = if *key.provider == ProviderName::default_provider() {
+            let claims = [claim];
+            let taking = take_providers(&self.pool, REGISTER, &claims).with_timeout();
+            taking.await.map_err(StoreError::from_sqlx(doing))?
         } else {
             // Published clients name no provider. Others have a bound, which is counted under the lock of the node.
             let work = async {
                 let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
                 lock_node(&mut tx, key).await?;
                 if !make_room(&mut tx, key).await? {
-                    return Ok(Err(RegisterOutcome::TooManyProviders));
+                    return Ok(None);
                 }
-                let taken = take_provider(&mut *tx, key, &claim, registration).await;
-                let taken = taken.map_err(StoreError::from_sqlx(doing))?;
+                let taken = take_providers(&mut *tx, REGISTER, &[claim]).await.map_err(StoreError::from_sqlx(doing))?;
                 tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-                Ok(Ok(taken))
+                Ok(Some(taken))
             };
-            match tokio::time::timeout(STATEMENT_TIMEOUT, work).await {
-                Ok(Ok(Err(refused))) => return Ok(refused),
-                Ok(Ok(Ok(taken))) => Ok(taken),
-                Ok(Err(error)) => Err(error),
-                // It may have been committed nevertheless: the engine then frees the provider
-                // (`committed_registration`).
-                Err(_) => Err(StoreError::unavailable(doing)),
+            // It may have been committed after the time nevertheless: the engine then frees the provider
+            // (`committed_registration`).
+            let done = tokio::time::timeout(STATEMENT_TIMEOUT, work).await;
+            match done.unwrap_or_else(|_| Err(StoreError::unavailable(doing)))? {
+                Some(taken) => taken,
+                None => return Ok(RegisterOutcome::TooManyProviders),
             }
         };
-        Ok(match found? {
-            None => RegisterOutcome::NoNode,
-            Some(None) => RegisterOutcome::Superseded,
-            Some(Some(epoch)) => {
-                // Direct nodes have no presence events, so nothing is recorded.
-                let recorded =
-                    RecordedEvents { scope, first_seq: 0, created_at: at, events: Vec::new(), watched: false };
-                RegisterOutcome::Registered { epoch, recorded }
-            }
-        })
+        Ok(taken.first().map_or(RegisterOutcome::NoNode, |taken| taken.outcome(claim.scope, at)))
     }
 
     /// Marks agents online after the connections that host them registered, those of all workspaces in one transaction.

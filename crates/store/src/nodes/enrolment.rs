@@ -186,41 +186,61 @@ impl Store {
     ) -> StoreResult<DirectTokenOutcome> {
         let doing = "minting a direct node's token";
         let node = NodeId::direct(agent);
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        // The share lock makes rotations, deletions and bindings of the agent wait until the token is stored.
-        let located: Option<(NodeId, i64, Option<String>)> = sqlx::query_as(
-            "SELECT node_id, token_generation, direct_machine_id FROM agents
-              WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE",
-        )
-        .bind(scope.workspace_id())
-        .bind(agent)
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        let machine = match located {
-            None => return Ok(DirectTokenOutcome::NoAgent),
-            Some((_, now, _)) if now != generation => return Ok(DirectTokenOutcome::TokenRotated),
-            Some((other, ..)) if other != node => return Ok(DirectTokenOutcome::BoundElsewhere(other)),
-            Some((.., machine)) => machine,
-        };
-        sqlx::query(
-            "INSERT INTO nodes (workspace_id, node_id, name, kind, role, machine_id, max_agents, created_at)
-             VALUES ($1, $2, $3, $4, $5, $6, 1, relay_now()) ON CONFLICT (workspace_id, node_id) DO NOTHING",
-        )
-        .bind(scope.workspace_id())
-        .bind(&node)
-        .bind(format!("{DIRECT_NAME_PREFIX}{agent}"))
-        .bind(NodeKind::Ws)
-        .bind(NodeRole::Direct)
-        .bind(machine)
-        .execute(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        let replaced_token = replace_node_token(&mut tx, scope, &node, token_hash).await?;
-        tx.commit().await.map_err(StoreError::from_commit(doing))?;
-        Ok(DirectTokenOutcome::Minted { replaced_token })
+        // Not `from_commit`: a repetition replaces a token that no client has received.
+        let located: Option<MintedToken> = sqlx::query_as(MINT_DIRECT_TOKEN)
+            .bind(scope.workspace_id())
+            .bind(agent)
+            .bind(generation)
+            .bind(&node)
+            .bind(format!("{DIRECT_NAME_PREFIX}{agent}"))
+            .bind(NodeKind::Ws)
+            .bind(NodeRole::Direct)
+            .bind(&token_hash.as_bytes()[..])
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        Ok(match located {
+            None => DirectTokenOutcome::NoAgent,
+            Some(MintedToken { token_generation, .. }) if token_generation != generation => {
+                DirectTokenOutcome::TokenRotated
+            }
+            Some(MintedToken { node_id, .. }) if node_id != node => DirectTokenOutcome::BoundElsewhere(node_id),
+            Some(MintedToken { replaced_token, .. }) => DirectTokenOutcome::Minted { replaced_token },
+        })
     }
 }
+
+/// Row of [`MINT_DIRECT_TOKEN`]: the location of the agent, whether its token was current or not.
+#[derive(sqlx::FromRow)]
+struct MintedToken {
+    node_id: NodeId,
+    token_generation: i64,
+    replaced_token: Option<TokenHash>,
+}
+
+/// One statement, which is its own transaction: thousands of agents ask at once after the end of a gateway. The share
+/// lock makes rotations, deletions and bindings of the agent wait until the token is stored. The token is read and locked
+/// before the upsert, which cannot return the value that it replaces: two rotations must not return the same one.
+const MINT_DIRECT_TOKEN: &str = "
+WITH located AS MATERIALIZED (
+    SELECT node_id, token_generation, direct_machine_id FROM agents
+     WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE
+), own AS MATERIALIZED (
+    SELECT node_id, direct_machine_id FROM located WHERE token_generation = $3 AND node_id = $4
+), created AS (
+    INSERT INTO nodes (workspace_id, node_id, name, kind, role, machine_id, max_agents, created_at)
+    SELECT $1, node_id, $5, $6, $7, direct_machine_id, 1, relay_now() FROM own
+    ON CONFLICT (workspace_id, node_id) DO NOTHING
+), replaced AS MATERIALIZED (
+    SELECT t.token_hash FROM own JOIN tokens t ON t.workspace_id = $1 AND t.node_id = own.node_id AND t.kind = 'node'
+       FOR UPDATE OF t
+), stored AS (
+    INSERT INTO tokens (token_hash, kind, workspace_id, node_id, created_at)
+    SELECT $8, 'node', $1, node_id, relay_now() FROM own WHERE (SELECT count(*) FROM replaced) >= 0
+    ON CONFLICT (workspace_id, node_id) WHERE kind = 'node'
+    DO UPDATE SET token_hash = excluded.token_hash, created_at = excluded.created_at
+)
+SELECT node_id, token_generation, (SELECT token_hash FROM replaced) AS replaced_token FROM located";
 
 /// SQL condition on a node `n`: it was connected once and is not now, so a broker of the same machine that lost its
 /// state may be the same one. A node that was never connected belongs to another broker that is about to start.

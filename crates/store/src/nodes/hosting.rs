@@ -407,7 +407,7 @@ async fn mark_missing(
                FROM agents a
               WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.deleted_at IS NULL
                 AND (a.provider = $3 OR a.provider IS NULL AND a.hosted_on = $2 AND ",
-        hosts_unassigned!(),
+        hosts_unassigned!("$1", "$2", "$3"),
         ")
                 AND (a.status <> 'offline' OR a.hosted_on = $2) AND a.agent_id <> ALL ($4)
                 AND NOT EXISTS (SELECT FROM invocations i

@@ -5,7 +5,7 @@
 pub(crate) mod assignment;
 pub(crate) mod capabilities;
 pub mod deletion;
-mod direct;
+pub mod direct;
 pub(crate) mod enrolment;
 pub mod fence;
 pub mod heartbeats;

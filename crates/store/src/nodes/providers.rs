@@ -8,7 +8,7 @@ use const_format::formatcp;
 use relay_domain::{
     ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
     agents::AgentStatus,
-    nodes::{MAX_PROVIDERS, NODE_RETENTION, NodeKind, NodeRole, takeover::Incumbent},
+    nodes::{MAX_PROVIDERS, NODE_RETENTION, takeover::Incumbent},
 };
 
 use crate::{
@@ -16,7 +16,6 @@ use crate::{
     actions::redispatch,
     codes::{BROKER, DIRECT},
     connections::{DatabaseSession, Transaction},
-    decode::decode_row,
     events::{self, Event, RecordedEvents, status_event},
     nodes::{
         capabilities,
@@ -51,14 +50,6 @@ impl ProviderHolder {
             Some(_) => Incumbent::Other,
         }
     }
-}
-
-/// Properties of a node that its socket depends on.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct NodeIdentity {
-    pub name: String,
-    pub role: NodeRole,
-    pub kind: NodeKind,
 }
 
 /// Content of a provider's registration.
@@ -121,17 +112,6 @@ const LOCK_BROKER: &str =
     formatcp!("SELECT name FROM nodes WHERE workspace_id = $1 AND node_id = $2 AND role = '{BROKER}' FOR UPDATE");
 
 impl Store {
-    pub async fn node_identity(&self, scope: WorkspaceScope, node: &NodeId) -> StoreResult<Option<NodeIdentity>> {
-        let row = sqlx::query("SELECT node_id, name, role, kind FROM nodes WHERE workspace_id = $1 AND node_id = $2")
-            .bind(scope.workspace_id())
-            .bind(node)
-            .fetch_optional(&self.pool)
-            .with_timeout()
-            .await
-            .map_err(StoreError::from_sqlx("reading a node"))?;
-        row.map(|row| decode_row("nodes", &row)).transpose()
-    }
-
     /// Returns the holder of a provider. A holder whose gateway lease expired counts as disconnected.
     pub async fn provider_holder(
         &self,

@@ -8,11 +8,16 @@ use relay_domain::{
     agents::AgentStatus,
     nodes::{
         NODE_TTL, Node, NodeKind, NodeProvider, NodeRole,
-        roster::{NodeFilter, NodeListPosition},
+        roster::{NodeFilter, NodeListPosition, RosterNode},
     },
 };
 use serde::Serialize;
-use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
+use sqlx::{
+    FromRow, Postgres, Row as _,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+    types::Json,
+};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -21,6 +26,7 @@ use crate::{
     events::{self, Event, RecordedEvents, status_event},
     nodes::{capabilities, fence::ProviderKey, presence},
     sizes::{NODE_BYTES, PROVIDERS_BYTES},
+    statement_timeout::StatementTimeout as _,
     subscriptions::definitions::EncryptedSecret,
 };
 
@@ -79,11 +85,39 @@ const NODE_COLUMNS: &str = "n.node_id, n.name, n.kind, n.role, n.machine_id, n.d
                             (SELECT count(*) FROM agents b WHERE b.workspace_id = n.workspace_id \
                                 AND b.node_id = n.node_id AND b.deleted_at IS NULL) AS bound_agents";
 
+// $3 is the time to live of a node, in seconds.
+const PROVIDER_COLUMNS: &str = "p.node_id, p.provider, p.capabilities, p.tags, p.version, p.max_agents, \
+     p.active_agents, p.load, p.handlers_live, p.last_heartbeat_at, \
+     p.gateway_id IS NOT NULL AND p.last_heartbeat_at > relay_now() - make_interval(secs => $3) AS live, \
+     (SELECT count(*) FROM invocations i \
+       WHERE i.workspace_id = p.workspace_id AND i.node_id = p.node_id AND i.provider = p.provider \
+         AND i.status = 'dispatched' AND i.reserves) AS reserved_agents";
+
 /// Entry of a node list, whose contents are read apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedNode {
     pub node_id: NodeId,
     pub position: NodeListPosition,
+}
+
+const NODES_WITH_SIZES: &str = formatcp!(
+    "SELECT k.place, {NODE_COLUMNS}, {PROVIDERS_BYTES} AS bytes
+       FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS k (workspace_id, node_id, place)
+       JOIN nodes n ON n.workspace_id = k.workspace_id AND n.node_id = k.node_id
+      ORDER BY k.place"
+);
+
+const PROVIDERS_OF_NODES: &str = formatcp!(
+    "SELECT k.place, {PROVIDER_COLUMNS}
+       FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS k (workspace_id, node_id, place)
+       JOIN providers p ON p.workspace_id = k.workspace_id AND p.node_id = k.node_id
+      ORDER BY k.place, p.registered_at, p.provider"
+);
+
+#[derive(FromRow)]
+struct NodeSizeAt {
+    place: i64,
+    bytes: i64,
 }
 
 #[derive(FromRow)]
@@ -112,6 +146,16 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx("reading a node"))?;
         row.map(|row| decode_node(&row)).transpose()
+    }
+
+    /// Returns the role of a node; `None` when there is no such node.
+    pub async fn node_role(&self, scope: WorkspaceScope, node: &NodeId) -> StoreResult<Option<NodeRole>> {
+        sqlx::query_scalar("SELECT role FROM nodes WHERE workspace_id = $1 AND node_id = $2")
+            .bind(scope.workspace_id())
+            .bind(node)
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading the role of a node"))
     }
 
     /// Returns the kinds of those of these nodes that exist.
@@ -276,16 +320,10 @@ impl Store {
 
     /// Returns the providers of these nodes, by node, then in the order of registration.
     pub async fn providers_of_nodes(&self, scope: WorkspaceScope, nodes: &[NodeId]) -> StoreResult<Vec<NodeProvider>> {
-        let rows = sqlx::query(
-            "SELECT node_id, provider, capabilities, tags, version, max_agents, active_agents, load, handlers_live,
-                    last_heartbeat_at,
-                    gateway_id IS NOT NULL AND last_heartbeat_at > relay_now() - make_interval(secs => $3) AS live,
-                    (SELECT count(*) FROM invocations i
-                      WHERE i.workspace_id = p.workspace_id AND i.node_id = p.node_id AND i.provider = p.provider
-                        AND i.status = 'dispatched' AND i.reserves) AS reserved_agents
-               FROM providers p WHERE workspace_id = $1 AND node_id = ANY($2)
-              ORDER BY node_id, registered_at, provider",
-        )
+        let rows = sqlx::query(formatcp!(
+            "SELECT {PROVIDER_COLUMNS} FROM providers p WHERE p.workspace_id = $1 AND p.node_id = ANY($2)
+              ORDER BY p.node_id, p.registered_at, p.provider"
+        ))
         .bind(scope.workspace_id())
         .bind(nodes)
         .bind(NODE_TTL.as_secs_f64())
@@ -294,6 +332,41 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading the providers of nodes"))?;
         let providers: Vec<NodeProviderRow> = decode_rows("providers", &rows)?;
         Ok(providers.into_iter().map(|NodeProviderRow(provider)| provider).collect())
+    }
+
+    /// Reads nodes of several workspaces with their providers, and the size of these. `None` for a node that does not
+    /// exist, and for those from the first one on with which the sizes exceed `max_bytes`.
+    pub async fn nodes_within(
+        &self,
+        nodes: &[(WorkspaceScope, NodeId)],
+        max_bytes: usize,
+    ) -> StoreResult<Vec<Option<(RosterNode, usize)>>> {
+        let doing = "reading nodes with their providers";
+        let mut found: Vec<Option<(RosterNode, usize)>> = nodes.iter().map(|_| None).collect();
+        let mut bytes_left = max_bytes;
+        let mut fitting = Vec::new();
+        let rows = rows_of_nodes(NODES_WITH_SIZES, nodes).fetch_all(&self.pool).with_timeout().await;
+        for row in rows.map_err(StoreError::from_sqlx(doing))? {
+            let NodeSizeAt { place, bytes } = decode_row("nodes", &row)?;
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            let Some(left) = bytes_left.checked_sub(bytes) else { break };
+            let Some(index) = usize::try_from(place - 1).ok().filter(|index| *index < nodes.len()) else { continue };
+            bytes_left = left;
+            found[index] = Some((RosterNode { node: decode_node(&row)?, providers: Vec::new() }, bytes));
+            fitting.push((index, nodes[index].clone()));
+        }
+        let (indexes, keys): (Vec<usize>, Vec<_>) = fitting.into_iter().unzip();
+        let query = rows_of_nodes(PROVIDERS_OF_NODES, &keys).bind(NODE_TTL.as_secs_f64());
+        let rows = query.fetch_all(&self.pool).with_timeout().await;
+        for row in rows.map_err(StoreError::from_sqlx(doing))? {
+            let place: i64 = row.try_get("place").map_err(StoreError::from_sqlx(doing))?;
+            let index = usize::try_from(place - 1).ok().and_then(|nth| indexes.get(nth));
+            if let Some(Some((node, _))) = index.and_then(|index| found.get_mut(*index)) {
+                let NodeProviderRow(provider) = decode_row("providers", &row)?;
+                node.providers.push(provider);
+            }
+        }
+        Ok(found)
     }
 
     /// Deletes a provider with its capabilities; its agents go offline and become unassigned. Returns the epoch that
@@ -353,6 +426,12 @@ impl Store {
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok((deleted.map(|(epoch, _)| epoch), recorded))
     }
+}
+
+fn rows_of_nodes<'q>(statement: &'static str, nodes: &[(WorkspaceScope, NodeId)]) -> Query<'q, Postgres, PgArguments> {
+    sqlx::query(statement)
+        .bind(nodes.iter().map(|(scope, _)| scope.workspace_id()).collect::<Vec<WorkspaceId>>())
+        .bind(nodes.iter().map(|(_, node)| node.clone()).collect::<Vec<NodeId>>())
 }
 
 fn decode_node(row: &PgRow) -> StoreResult<Node> {

@@ -1,7 +1,12 @@
 use std::time::Duration;
 
-use relay_domain::{NodeId, ProviderName, access::token::TokenHash};
-use relay_store::nodes::fence::Fence;
+use chrono::TimeDelta;
+use relay_domain::{GatewayId, NodeId, ProviderName, access::token::TokenHash};
+use relay_store::nodes::{
+    direct::DirectClaim,
+    fence::Fence,
+    providers::{ProviderRegistration, RegisterOutcome},
+};
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -141,4 +146,67 @@ async fn a_superseded_connection_replaces_no_token_of_an_agent() {
     let hosted = host(3).await.unwrap();
     assert_eq!((hosted.left, hosted.ended_tokens), (NodeId::direct(ada), vec![old]));
     assert_eq!(tokens().await, (vec![new.as_bytes().to_vec()], before.1 + 1));
+}
+
+fn registration(tags: &[&str]) -> ProviderRegistration {
+    ProviderRegistration {
+        node_name: String::new(),
+        provider: ProviderName::default_provider(),
+        instance_id: "i".to_owned(),
+        capabilities: serde_json::json!([]),
+        cursor_granted: false,
+        tags: tags.iter().map(|&tag| tag.to_owned()).collect(),
+        version: "1".to_owned(),
+        machine_id: None,
+        max_agents: 1,
+    }
+}
+
+#[tokio::test]
+async fn direct_nodes_register_together_and_a_locked_one_delays_no_other() {
+    let db = Database::fresh().await;
+    let nodes = ["d1", "d2", "d3", "n1"].map(NodeId::new);
+    for (node, role) in nodes.iter().zip(["direct", "direct", "direct", "broker"]) {
+        db.run(&format!(
+            "INSERT INTO nodes (workspace_id, node_id, name, role, created_at)
+             VALUES ({WORKSPACE}, '{node}', '{node}', '{role}', now())"
+        ))
+        .await;
+    }
+    let scope = Database::mailbox(1).0;
+    let [plain, tagged] = [registration(&[]), registration(&["a, b", "c"])];
+    let claim = |node: usize, registration, requested_at| DirectClaim {
+        scope,
+        node: &nodes[node],
+        gateway: GatewayId::new(5),
+        requested_at,
+        registration,
+    };
+    let mut lock = db.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM nodes WHERE node_id = 'd2' FOR UPDATE").execute(&mut *lock).await.unwrap();
+    let claims =
+        [claim(0, &plain, db.now), claim(1, &plain, db.now), claim(2, &tagged, db.now), claim(3, &plain, db.now)];
+    let outcomes = db.store.register_direct_nodes(&claims, db.now).await.unwrap();
+    let is_registered = |outcome: &Option<RegisterOutcome>| outcome.as_ref().map(|outcome| epoch_of(outcome).is_some());
+    assert_eq!(outcomes.iter().map(is_registered).collect::<Vec<_>>(), [Some(true), None, Some(true), None]);
+    lock.rollback().await.unwrap();
+    let tags = "SELECT count(*) FROM providers WHERE node_id = 'd3' AND tags = ARRAY['a, b', 'c']";
+    assert_eq!(db.number(tags).await, 1);
+    assert_eq!(db.number("SELECT count(*) FROM nodes WHERE last_connected_at IS NOT NULL").await, 2);
+
+    let alone = db.store.register_direct(claims[1], db.now).await.unwrap();
+    assert!(epoch_of(&alone).is_some(), "{alone:?}");
+    let of_broker = db.store.register_direct(claims[3], db.now).await.unwrap();
+    assert!(matches!(of_broker, RegisterOutcome::NoNode), "{of_broker:?}");
+
+    let earlier = db.now - TimeDelta::seconds(5);
+    let again = [claim(0, &plain, earlier), claim(2, &plain, db.now)];
+    let outcomes = db.store.register_direct_nodes(&again, db.now).await.unwrap();
+    assert!(matches!(outcomes[0], Some(RegisterOutcome::Superseded)), "{:?}", outcomes[0]);
+    let epoch = outcomes[1].as_ref().and_then(epoch_of).expect("registered");
+    assert_eq!(db.number("SELECT epoch FROM providers WHERE node_id = 'd3'").await, epoch);
+}
+
+fn epoch_of(outcome: &RegisterOutcome) -> Option<i64> {
+    if let RegisterOutcome::Registered { epoch, .. } = outcome { Some(*epoch) } else { None }
 }

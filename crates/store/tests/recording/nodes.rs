@@ -3,6 +3,7 @@ use relay_domain::{GatewayId, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{
     events::EventBody,
     nodes::{
+        direct::DirectClaim,
         fence::Fence,
         providers::{ProviderClaim, ProviderRegistration, RegisterOutcome},
     },
@@ -33,6 +34,15 @@ fn claim(expected_epoch: Option<i64>, requested_at: DateTime<Utc>) -> ProviderCl
     ProviderClaim { expected_epoch, gateway: GatewayId::new(1), action_ids: &[], requested_at }
 }
 
+const fn direct_claim<'a>(
+    scope: WorkspaceScope,
+    node: &'a NodeId,
+    registration: &'a ProviderRegistration,
+    requested_at: DateTime<Utc>,
+) -> DirectClaim<'a> {
+    DirectClaim { scope, node, gateway: GatewayId::new(1), requested_at, registration }
+}
+
 impl Database {
     async fn node(&self, node: &str, role: &str) {
         self.run(&format!(
@@ -50,7 +60,7 @@ impl Database {
             let registration = registration(provider);
             let claim = claim(epoch, self.now);
             let registered = if node.as_str().starts_with("node_direct") {
-                self.store.register_direct(scope, node, claim, &registration, self.now).await
+                self.store.register_direct(direct_claim(scope, node, &registration, self.now), self.now).await
             } else {
                 self.store.register_provider(scope, node, claim, &registration, self.now).await
             };
@@ -112,9 +122,9 @@ async fn a_registration_that_waited_for_postgres_does_not_displace_a_later_one()
     let (node, provider) = (NodeId::direct(ada), ProviderName::new("default"));
     db.node(node.as_str(), "direct").await;
     let (epoch, _) = db.connect(scope, &node, &provider).await;
+    let registration = registration(&provider);
     let register = async |waited: TimeDelta| {
-        let claim = claim(None, db.now - waited);
-        db.store.register_direct(scope, &node, claim, &registration(&provider), db.now).await.unwrap()
+        db.store.register_direct(direct_claim(scope, &node, &registration, db.now - waited), db.now).await.unwrap()
     };
     let late = register(TimeDelta::seconds(5)).await;
     assert!(matches!(late, RegisterOutcome::Superseded), "{late:?}");
@@ -122,8 +132,7 @@ async fn a_registration_that_waited_for_postgres_does_not_displace_a_later_one()
     let RegisterOutcome::Registered { epoch: newer, .. } = concurrent else { panic!("clocks differ: {concurrent:?}") };
     assert!(newer > epoch);
     db.store.disconnect_provider(&fence(scope, &node, &provider, newer), db.now).await.unwrap();
-    let claim = claim(None, db.now - TimeDelta::seconds(5));
-    let free = db.store.register_direct(scope, &node, claim, &registration(&provider), db.now).await.unwrap();
+    let free = register(TimeDelta::seconds(5)).await;
     assert!(matches!(free, RegisterOutcome::Registered { .. }), "the holder has left: {free:?}");
 }
 

@@ -260,7 +260,7 @@ async fn a_bind_takes_the_provider_that_has_agents_and_not_one_beside_it() {
     };
     let served = async |provider: &str| {
         let provider = ProviderName::new(provider);
-        let positions = db.store.positions_of_provider(scope, &node, &provider).await.unwrap();
+        let positions = db.store.positions_of_providers(&[(scope, node.clone(), provider)]).await.unwrap().remove(0);
         positions.into_iter().map(|position| position.agent_name).collect::<Vec<_>>()
     };
     assert_eq!(bind("ada").await.as_deref(), Some("broker"));
@@ -290,7 +290,8 @@ async fn providers_that_are_equally_fit_share_the_agents_of_no_particular_one() 
     .await;
     let node = NodeId::new("n1");
     let served = async |provider: &str| {
-        let positions = db.store.positions_of_provider(scope, &node, &ProviderName::new(provider)).await.unwrap();
+        let key = (scope, node.clone(), ProviderName::new(provider));
+        let positions = db.store.positions_of_providers(&[key]).await.unwrap().remove(0);
         positions.into_iter().map(|position| position.agent_id).collect::<Vec<_>>()
     };
     db.store.bind_agent(scope, binding(&node, "ada", "anb"), db.now).await.unwrap();

@@ -11,10 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::FutureExt as _;
-use relay_domain::{
-    access::token::{TokenHash, TokenKind},
-    nodes::NodeRole,
-};
+use relay_domain::access::token::{TokenHash, TokenKind};
 use relay_engine::{
     EngineError,
     access::{callers::Credential, limits::RateLimitSubject},
@@ -95,28 +92,21 @@ pub(crate) async fn upgrade(
     if state.engine.suspensions().is_suspended_or_drained(node.scope, &node.node_id) {
         return Err(ApiError::node_drained());
     }
-    let identity = state
-        .engine
-        .nodes()
-        .identity(node.scope, &node.node_id)
-        .await?
-        .ok_or(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }))?;
     // Its agents would receive everything twice: over the socket and by the delivery method of their node.
-    if !identity.kind.has_socket() {
+    if !node.kind.has_socket() {
         return Err(ApiError::node_without_socket());
     }
     let subject = RateLimitSubject::Node(node.node_id.clone());
     // The last check, so that a refused upgrade takes no permit.
     let permit =
         state.connections.nodes.try_acquire(family, node.scope, subject).map_err(ApiError::too_many_connections)?;
-    let direct = identity.role == NodeRole::Direct;
     let socket = socket
         .protocols([SOCKET_PROTOCOL])
         .max_message_size(READ_LIMIT)
         .max_frame_size(READ_LIMIT)
         .read_buffer_size(READ_BUFFER)
         .write_buffer_size(WRITE_BUFFER);
-    let peer = connection::Peer { node, token: hash, is_direct: direct, gate };
+    let peer = connection::Peer { node, token: hash, gate };
     // A combinator, since an async block would hold the future of the socket twice. The permits end with the socket.
     Ok(socket.on_upgrade(move |socket| {
         connection::serve_socket(socket, state, family, peer).map(move |()| drop((permit, client)))

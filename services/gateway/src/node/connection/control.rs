@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use axum::extract::ws::Utf8Bytes;
-use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash, names};
+use relay_domain::{AgentId, GatewayId, access::token::TokenHash, names};
 use relay_engine::{
     Engine, EngineError,
     access::callers::NodeCaller,
@@ -119,11 +119,9 @@ pub(super) enum RequestEffect {
 #[derive(Clone)]
 pub(super) struct ControlContext {
     pub(super) engine: Engine,
-    pub(super) scope: WorkspaceScope,
-    pub(super) node_id: NodeId,
+    pub(super) node: NodeCaller,
     /// Token that opened the socket.
     pub(super) token: TokenHash,
-    pub(super) direct: bool,
     pub(super) gateway_id: GatewayId,
     /// Id of the connection, used as the instance id of a provider that sends none.
     pub(super) connection: String,
@@ -213,7 +211,7 @@ impl ControlContext {
             | InboundFrame::Inventory(_)
             | InboundFrame::Deregister
             | InboundFrame::ActionAccept(_)
-            | InboundFrame::Heartbeat(_) => self.engine.nodes().acquire_frame_permit(self.scope).await,
+            | InboundFrame::Heartbeat(_) => self.engine.nodes().acquire_frame_permit(self.node.scope).await,
         }
     }
 
@@ -255,7 +253,7 @@ impl ControlContext {
 
     /// Returns the binding of a broker. A direct node serves its own agent only.
     fn broker_binding(&self) -> Result<&ProviderBinding, EngineError> {
-        if self.direct { Err(EngineError::Invalid(InvalidInput::DirectNodeCapacity)) } else { self.binding() }
+        if self.node.is_direct() { Err(EngineError::Invalid(InvalidInput::DirectNodeCapacity)) } else { self.binding() }
     }
 
     async fn deregister_agent(self, agent: &str) -> Result<(Option<Value>, RequestEffect), EngineError> {
@@ -361,11 +359,10 @@ impl ControlContext {
         if !self.binding()?.posts_granted {
             return Err(ApiError::invalid_request(format!("message.send needs the capability {MESSAGE_SEND}")));
         }
-        let node = NodeCaller { scope: self.scope, node_id: self.node_id };
         // No HTTP answer reports the rate limit. The capability covers all kinds of messages, unlike the REST route of
         // nodes.
         let rules = PostRules { only_channels: false, extensions: None };
-        let outcomes = post_all(&self.engine, BatchCaller::Node(&node), batch, rules).await?;
+        let outcomes = post_all(&self.engine, BatchCaller::Node(&self.node), batch, rules).await?;
         Ok(outcomes.to_value())
     }
 

@@ -113,7 +113,7 @@ impl ConnectionState {
             return;
         }
         // A direct node has one agent, so its acks count even if the agent was renamed while connected.
-        let only = || if self.is_direct { self.agents.keys().next().copied() } else { None };
+        let only = || if self.node.is_direct() { self.agents.keys().next().copied() } else { None };
         let Some(agent) = self.names.get(name).copied().or_else(only) else { return };
         let Some(served) = self.agents.get_mut(&agent) else { return };
         match served.on_probe_answer(up_to, self.conditions.was_restored) {
@@ -305,7 +305,7 @@ impl ConnectionState {
         let (seq, frame) = served.stream.next_frame()?;
         served.start_ack_timer(seq, now);
         let is_replay = !frame.live && seq <= served.stream.replay_end();
-        if self.is_direct
+        if self.node.is_direct()
             && seq > served.sent_before
             && let Some(id) = &frame.delivery_id
         {

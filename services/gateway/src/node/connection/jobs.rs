@@ -158,14 +158,9 @@ async fn read_positions(
             let keys: Vec<_> = agents.iter().map(|agent| (scope, *agent)).collect();
             engine.mailboxes().positions(&keys).await
         }
-        ServeTarget::Provider { fence, online } => {
-            let located =
-                engine.mailboxes().positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
-            if *online {
-                let agents: Vec<_> = located.iter().map(|position| position.agent_id).collect();
-                engine.nodes().mark_agents_online(fence.scope, &agents).await?;
-            }
-            Ok(located)
+        ServeTarget::Provider { fence, online: true } => engine.nodes().bring_online(fence).await,
+        ServeTarget::Provider { fence, online: false } => {
+            engine.mailboxes().positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await
         }
     }
 }

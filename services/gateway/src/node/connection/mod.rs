@@ -66,8 +66,6 @@ pub(super) struct Peer {
     pub(super) node: NodeCaller,
     /// Token that opened the socket.
     pub(super) token: TokenHash,
-    /// The node is one agent's own connection.
-    pub(super) is_direct: bool,
     /// Bounds what the socket reads ahead.
     pub(super) gate: ReadGate,
 }
@@ -78,7 +76,6 @@ struct Connection {
     app: AppState,
     node: NodeCaller,
     token: TokenHash,
-    is_direct: bool,
     /// Instance name for clients that give none; unique per connection.
     name: String,
     /// Recovery epoch under which the socket was opened. After another recovery it sends nothing and its acks count no
@@ -109,7 +106,7 @@ pub(super) fn serve_socket(
     family: FamilyId,
     peer: Peer,
 ) -> impl Future<Output = ()> + Send {
-    let Peer { node, token, is_direct, gate } = peer;
+    let Peer { node, token, gate } = peer;
     let (sink, inbound) = socket.split();
     let mut inbound = Inbound::new(inbound, gate, app.connections.bodies.clone(), family);
     let (outbound, writer) = Outbound::new(sink);
@@ -123,11 +120,10 @@ pub(super) fn serve_socket(
     let epoch = app.engine.recovery().epoch();
     let now = Instant::now();
     let mut connection = Connection {
-        state: ConnectionState::new(node.clone(), is_direct, epoch, now, now + app.connections.registration_timeout),
+        state: ConnectionState::new(node.clone(), epoch, now, now + app.connections.registration_timeout),
         app,
         node,
         token,
-        is_direct,
         name: uuid::Uuid::new_v4().to_string(),
         epoch,
         handle,
@@ -300,10 +296,8 @@ impl Connection {
     fn control_context(&self) -> ControlContext {
         ControlContext {
             engine: self.app.engine.clone(),
-            scope: self.node.scope,
-            node_id: self.node.node_id.clone(),
+            node: self.node.clone(),
             token: self.token,
-            direct: self.is_direct,
             gateway_id: self.app.gateway_id,
             connection: self.name.clone(),
             binding: self.state.binding().cloned(),

@@ -12,7 +12,10 @@ use relay_engine::{
     EngineError, EngineResult,
     error::{Denial, InvalidInput},
     mailboxes::serving::{Fence, ProviderRegistration},
-    nodes::{providers::Registrant, roster::HeldNode},
+    nodes::{
+        providers::{RegisteredProvider, Registrant},
+        roster::HeldNode,
+    },
 };
 use relay_tasks::spawn_isolated;
 use relay_wire::{
@@ -56,43 +59,53 @@ impl ControlContext {
         until: Instant,
     ) -> Result<Outcome, EngineError> {
         let registrant = self.build_registrant(&frame)?;
-        let epoch = match self.retry_until(until, || self.engine.nodes().register_provider(&registrant)).await {
-            Some(taken) => taken?,
-            None => {
-                // The last attempt may have been committed. A task of its own, because it looks for that longer than
-                // the socket lives.
-                let engine = self.engine.clone();
-                spawn_isolated("connection", async move { engine.nodes().release_unconfirmed(&registrant).await });
-                return Ok(Outcome { reply: None, effect: self.registration_failed(None, TRY_AGAIN_LATER) });
-            }
-        };
-        let ProviderRegistration { provider, instance_id, cursor_granted, version, .. } = registrant.registration;
-        let binding = ProviderBinding {
-            fence: Fence { scope: self.scope, node_id: self.node_id.clone(), provider: provider.clone(), epoch },
-            cursor_granted,
-            posts_granted: frame.capabilities.iter().any(|c| c.name == MESSAGE_SEND),
-            is_broker: !self.direct && version.starts_with(BROKER_VERSION),
-            rereads_after_ack: self.direct && version.starts_with(REREADING_CLIENT_VERSION),
-            capabilities: frame.capabilities.len(),
-            // That of a direct node is ignored, however long it is.
-            declared_name: if self.direct { String::new() } else { frame.name.clone() },
-        };
-        // The provider is taken by now: from here on the connection registers, or releases it.
-        let HeldNode { node, memory } =
-            match self.retry_until(until, || self.engine.nodes().by_name(self.scope, self.node_id.as_str())).await {
-                Some(Ok(node)) => node,
-                Some(Err(error)) => {
-                    tracing::error!(
-                        error = &error as &dyn std::error::Error,
-                        "registered node could not be described, closing the connection"
-                    );
-                    return Ok(Outcome { reply: None, effect: self.registration_failed(Some(binding), INTERNAL) });
-                }
+        let RegisteredProvider { epoch, node } =
+            match self.retry_until(until, || self.engine.nodes().register_provider(&registrant)).await {
+                Some(taken) => taken?,
                 None => {
-                    let effect = self.registration_failed(Some(binding), TRY_AGAIN_LATER);
-                    return Ok(Outcome { reply: None, effect });
+                    // The last attempt may have been committed. A task of its own, because it looks for that longer than
+                    // the socket lives.
+                    let engine = self.engine.clone();
+                    spawn_isolated("connection", async move { engine.nodes().release_unconfirmed(&registrant).await });
+                    return Ok(Outcome { reply: None, effect: self.registration_failed(None, TRY_AGAIN_LATER) });
                 }
             };
+        let ProviderRegistration { provider, instance_id, cursor_granted, version, .. } = registrant.registration;
+        let binding = ProviderBinding {
+            fence: Fence {
+                scope: self.node.scope,
+                node_id: self.node.node_id.clone(),
+                provider: provider.clone(),
+                epoch,
+            },
+            cursor_granted,
+            posts_granted: frame.capabilities.iter().any(|c| c.name == MESSAGE_SEND),
+            is_broker: !self.node.is_direct() && version.starts_with(BROKER_VERSION),
+            rereads_after_ack: self.node.is_direct() && version.starts_with(REREADING_CLIENT_VERSION),
+            capabilities: frame.capabilities.len(),
+            // That of a direct node is ignored, however long it is.
+            declared_name: if self.node.is_direct() { String::new() } else { frame.name.clone() },
+        };
+        // The provider is taken by now: from here on the connection registers, or releases it.
+        let by_name = || self.engine.nodes().by_name(self.node.scope, self.node.node_id.as_str());
+        let read = match node {
+            Some(node) => Some(Ok(node)),
+            None => self.retry_until(until, by_name).await,
+        };
+        let HeldNode { node, memory } = match read {
+            Some(Ok(node)) => node,
+            Some(Err(error)) => {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "registered node could not be described, closing the connection"
+                );
+                return Ok(Outcome { reply: None, effect: self.registration_failed(Some(binding), INTERNAL) });
+            }
+            None => {
+                let effect = self.registration_failed(Some(binding), TRY_AGAIN_LATER);
+                return Ok(Outcome { reply: None, effect });
+            }
+        };
         let accepted = frame.capabilities.iter().map(|capability| AcceptedCapability {
             name: &capability.name,
             kind: capability.canonical_kind(),
@@ -115,7 +128,7 @@ impl ControlContext {
             agents::check_machine,
             names::{MAX_NODE_NAME_BYTES, MAX_NOTE_BYTES, MAX_TAGS, check_length, check_name},
         };
-        if frame.node_id != self.node_id.as_str() {
+        if frame.node_id != self.node.node_id.as_str() {
             return Err(EngineError::Forbidden(Denial::NodeIdMismatch));
         }
         let (provider, instance_id) = match &frame.provider {
@@ -127,7 +140,7 @@ impl ControlContext {
         let tags = declared_tags(frame);
         check_capabilities(&frame.capabilities)?;
         check_length("version", &frame.version, MAX_NOTE_BYTES)?;
-        if let Some(machine) = frame.machine_id.as_deref().filter(|_| self.direct) {
+        if let Some(machine) = frame.machine_id.as_deref().filter(|_| self.node.is_direct()) {
             check_name("machine_id", machine, MAX_NODE_NAME_BYTES)?;
             check_machine("machine_id", machine)?;
         }
@@ -138,10 +151,10 @@ impl ControlContext {
             check_length("tag", tag, MAX_WORD_BYTES)?;
         }
         Ok(Registrant {
-            scope: self.scope,
-            node_id: self.node_id.clone(),
+            scope: self.node.scope,
+            node_id: self.node.node_id.clone(),
             gateway_id: self.gateway_id,
-            is_direct: self.direct,
+            is_direct: self.node.is_direct(),
             // One time for all attempts: a late one yields to a registration that was requested after it.
             requested_at: self.engine.now(),
             registration: ProviderRegistration {
@@ -149,11 +162,11 @@ impl ControlContext {
                 provider,
                 instance_id,
                 capabilities: stored_capabilities(&frame.capabilities).to_value(),
-                cursor_granted: !self.direct && frame.capabilities.iter().any(|c| c.name == CURSOR),
+                cursor_granted: !self.node.is_direct() && frame.capabilities.iter().any(|c| c.name == CURSOR),
                 tags,
                 version: frame.version.clone(),
                 // That of a broker's node comes from its enrolment.
-                machine_id: frame.machine_id.clone().filter(|_| self.direct),
+                machine_id: frame.machine_id.clone().filter(|_| self.node.is_direct()),
                 max_agents: i32::try_from(frame.max_agents).unwrap_or(i32::MAX),
             },
         })
@@ -161,7 +174,7 @@ impl ControlContext {
 
     /// Returns the name that the node takes. That of a direct node follows from its agent, whatever its client sends.
     fn declared_name(&self, frame: &Register) -> Result<String, EngineError> {
-        if self.direct {
+        if self.node.is_direct() {
             return Ok(frame.name.clone());
         }
         let name = relay_domain::names::parse_node_name(&frame.name);
@@ -187,7 +200,7 @@ impl ControlContext {
 
     pub(super) fn registration_failed(&self, held: Option<ProviderBinding>, close: Close) -> RequestEffect {
         if !self.closed.is_cancelled() {
-            tracing::warn!(node.id = %self.node_id, close.reason = close.1, "registration failed, closing the connection");
+            tracing::warn!(node.id = %self.node.node_id, close.reason = close.1, "registration failed, closing the connection");
         }
         RequestEffect::RegistrationFailed { held, close }
     }

@@ -58,8 +58,6 @@ pub(super) enum Relisting {
 
 pub(super) struct ConnectionState {
     pub(super) node: NodeCaller,
-    /// The node is one agent's own connection.
-    pub(super) is_direct: bool,
     /// Recovery epoch under which the socket was opened.
     pub(super) recovery_epoch: Option<i64>,
     /// Conditions of the current step.
@@ -111,16 +109,9 @@ pub(super) struct ConnectionState {
 
 impl ConnectionState {
     /// Begins a connection under a recovery epoch, whose node must register until `registration_due`.
-    pub(super) fn new(
-        node: NodeCaller,
-        is_direct: bool,
-        recovery_epoch: Option<i64>,
-        now: Instant,
-        registration_due: Instant,
-    ) -> Self {
+    pub(super) fn new(node: NodeCaller, recovery_epoch: Option<i64>, now: Instant, registration_due: Instant) -> Self {
         Self {
             node,
-            is_direct,
             recovery_epoch,
             conditions: Conditions::before_first_step(now),
             effects: VecDeque::new(),
@@ -317,7 +308,7 @@ impl ConnectionState {
         let ours = self.binding.as_ref().map(|binding| binding.fence.epoch);
         if !self.requests.is_busy() && ours.is_some() && self.superseded_by > ours {
             // Some clients reconnect at once after 1000, so a direct node gets another code.
-            self.close((if self.is_direct { 4001 } else { 1000 }, "superseded"));
+            self.close((if self.node.is_direct() { 4001 } else { 1000 }, "superseded"));
         }
     }
 
@@ -351,7 +342,7 @@ impl ConnectionState {
 
     fn on_request_done(&mut self, outcome: Outcome) {
         let Outcome { reply, effect } = outcome;
-        if self.is_direct && reply.is_some() && matches!(effect, RequestEffect::Registered(_)) {
+        if self.node.is_direct() && reply.is_some() && matches!(effect, RequestEffect::Registered(_)) {
             // The reply is sent once the agent is served, so that the client receives every later event.
             self.registration_reply = reply;
             self.apply_request_effect(effect);

@@ -29,7 +29,7 @@ impl ControlContext {
         };
         match (checked, &request.frame) {
             (Ok(NodeTokenState::Valid), _) => None,
-            (Ok(NodeTokenState::Revoked), _) => Some(close_with(close_of_revoked(self.direct))),
+            (Ok(NodeTokenState::Revoked), _) => Some(close_with(close_of_revoked(self.node.is_direct()))),
             (Ok(NodeTokenState::SuspendedOrDrained), _) => Some(close_with(SUSPENDED_OR_DRAINED)),
             // The next heartbeat repeats the request.
             (Err(_), InboundFrame::Heartbeat(beat)) => {

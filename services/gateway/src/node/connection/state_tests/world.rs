@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use axum::extract::ws::Message;
-use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
+use relay_domain::{
+    AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
+    mailboxes::stream::Seq,
+    nodes::{NodeKind, NodeRole},
+};
 use relay_engine::{
     EngineError,
     access::callers::NodeCaller,
@@ -108,7 +112,8 @@ fn name_of(agent: AgentId) -> String {
 
 impl World {
     pub(super) fn new(peer: Peer, agents: &[(Seq, Seq)]) -> Self {
-        let node = NodeCaller { scope: fence().scope, node_id: fence().node_id };
+        let role = if peer.is_direct() { NodeRole::Direct } else { NodeRole::Broker };
+        let node = NodeCaller { scope: fence().scope, node_id: fence().node_id, role, kind: NodeKind::Ws };
         let agents = &agents[..if peer.is_direct() { 1 } else { agents.len() }];
         let mailboxes = agents.iter().zip(1..).map(|((acked, more), id)| {
             let (ack_floor, head) = (*acked, acked + more);
@@ -117,7 +122,7 @@ impl World {
         let now = Instant::now();
         let mut world = Self {
             peer,
-            state: ConnectionState::new(node, peer.is_direct(), Some(RECOVERY_EPOCH), now, now + REGISTRATION_TIMEOUT),
+            state: ConnectionState::new(node, Some(RECOVERY_EPOCH), now, now + REGISTRATION_TIMEOUT),
             now,
             is_trusted: true,
             room: 30,
