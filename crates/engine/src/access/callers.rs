@@ -91,9 +91,8 @@ impl AgentCaller {
 pub struct NodeCaller {
     pub scope: WorkspaceScope,
     pub node_id: NodeId,
-    /// Role at authentication. Only an enrolment changes it.
+    /// A node keeps its role and its kind.
     pub role: NodeRole,
-    /// A node keeps its kind.
     pub kind: NodeKind,
 }
 

@@ -1,16 +1,19 @@
 //! Registrations of direct nodes, in batches: thousands of them return at once after the end of a gateway.
 //!
-//! Whatever a batch leaves open is registered by its own caller: a node that another transaction has locked, a second
-//! connection of a node in the same batch, and the batch of one that Postgres refuses.
+//! A caller registers alone when its batch left the node out: another transaction had locked the node, an earlier
+//! request of the batch was for the same node, or Postgres refused the batch.
 
 use std::{collections::HashSet, sync::Weak, time::Duration};
 
 use relay_domain::{ProviderName, WorkspaceId, encoded_length, nodes::RosterNode};
 use relay_store::{
     StoreError, StoreResult,
-    nodes::{direct::DirectClaim, providers::RegisterOutcome},
+    nodes::{direct::DirectClaim, fence::Fence, providers::RegisterOutcome},
 };
-use relay_tasks::batches::{BatchSender, Batches, Linger, QueueConfig, Request, queue};
+use relay_tasks::{
+    batches::{BatchSender, Batches, Linger, QueueConfig, Request, queue},
+    spawn_isolated,
+};
 
 use super::{
     Nodes,
@@ -19,40 +22,38 @@ use super::{
 };
 use crate::{Engine, EngineError, EngineResult, Inner};
 
-/// Registration that waits, and the bytes of its contents.
-pub(crate) struct QueuedRegistration {
-    registrant: Registrant,
-    bytes: usize,
-}
-
 /// Outcome of a registration in a batch.
 pub(crate) struct BatchedOutcome {
     outcome: RegisterOutcome,
-    /// The registered node and the size of its providers, unless they are large.
+    /// The registered node and the size of its providers, if it is small.
     node: Option<(RosterNode, usize)>,
 }
 
-/// Request whose reply is the outcome; `None` if the caller has to register the node alone.
-pub(crate) type RegisterRequest = Request<QueuedRegistration, StoreResult<Option<BatchedOutcome>>>;
+/// Request whose reply is the outcome; `None` if the caller has to register alone.
+pub(crate) type RegisterRequest = Request<Registrant, StoreResult<Option<BatchedOutcome>>>;
 
-/// Bound of the contents of providers that are read for one batch. Larger ones are read by the callers.
-const DESCRIBED_BYTES: usize = 1024 * 1024;
-
-/// Workspaces take turns, so that one with thousands of agents does not delay others.
+/// Workspaces take turns, so that one with thousands of agents does not delay others, and have half of the queue each.
 const QUEUE: QueueConfig<RegisterRequest, WorkspaceId> = QueueConfig {
     name: "direct_registrations",
     max_items: 16_384,
-    key_share: 1,
-    max_bytes: 32 * 1024 * 1024,
+    key_share: 2,
+    // Small items: their number is the bound.
+    max_bytes: u32::MAX,
     batch_items: 256,
-    batch_bytes: 1024 * 1024,
+    batch_bytes: usize::MAX,
     batch_weight: u64::MAX,
     interval: Duration::ZERO,
     linger: Linger::NONE,
-    key: |request| request.item.registrant.scope.workspace_id(),
-    bytes: |request| size_of::<RegisterRequest>() + request.item.bytes,
+    key: |request| request.item.scope.workspace_id(),
+    bytes: |_| size_of::<RegisterRequest>(),
     weight: |_| 1,
 };
+/// Larger registrations are not queued, in bytes of their capabilities and tags. Those of published clients have none.
+const MAX_QUEUED_BYTES: usize = 1024;
+/// Larger nodes are read by their callers, in bytes of the node and its providers.
+const MAX_READ_BYTES: i64 = 16 * 1024;
+/// Time to read the nodes of a batch, for which the replies and the next batch wait.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Creates both ends of the queue.
 pub(crate) fn registration_queue() -> (BatchSender<RegisterRequest, WorkspaceId>, Batches<RegisterRequest, WorkspaceId>)
@@ -64,6 +65,15 @@ impl Registrant {
     fn as_claim(&self) -> DirectClaim<'_> {
         let Self { scope, node_id, gateway_id, requested_at, registration, .. } = self;
         DirectClaim { scope: *scope, node: node_id, gateway: *gateway_id, requested_at: *requested_at, registration }
+    }
+
+    /// Returns whether the registration may be one of a batch.
+    fn fits_into_batch(&self) -> bool {
+        let registration = &self.registration;
+        let bytes =
+            || encoded_length(&registration.capabilities) + registration.tags.iter().map(String::len).sum::<usize>();
+        // The number of other providers has a bound, which is counted.
+        registration.provider == ProviderName::default_provider() && bytes() <= MAX_QUEUED_BYTES
     }
 }
 
@@ -77,25 +87,22 @@ impl Nodes {
         let registered = self.complete_registration(registrant, outcome)?;
         let node = match node {
             Some((node, bytes)) => {
-                self.hold_at_once(registrant.scope, bytes).await.map(|memory| HeldNode { node, memory })
+                let memory = self.try_reserve_answer(registrant.scope, bytes).await;
+                memory.map(|memory| HeldNode { node, memory })
             }
             None => None,
         };
         Ok(RegisteredProvider { node, ..registered })
     }
 
+    /// Registers with others. `None` if the caller has to register alone, also because too many wait.
     async fn register_in_batch(&self, registrant: &Registrant) -> EngineResult<Option<BatchedOutcome>> {
-        let registration = &registrant.registration;
-        // The number of other providers has a bound, which is counted.
-        if registration.provider != ProviderName::default_provider() {
+        if !registrant.fits_into_batch() {
             return Ok(None);
         }
-        let bytes =
-            encoded_length(&registration.capabilities) + registration.tags.iter().map(String::len).sum::<usize>();
-        let queued = QueuedRegistration { registrant: registrant.clone(), bytes };
+        let Ok(answer) = self.registrations.try_request(registrant.clone()) else { return Ok(None) };
         // The reply is missing only when the task has ended, at the end of the process.
-        let outcome = self.registrations.request(queued).await.await.map_err(|_| EngineError::Overloaded)?;
-        Ok(outcome?)
+        Ok(answer.await.map_err(|_| EngineError::Overloaded)??)
     }
 }
 
@@ -105,38 +112,69 @@ pub(crate) async fn register_direct_nodes(engine: Weak<Inner>, mut requests: Bat
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         let mut nodes = HashSet::new();
-        // A statement cannot write a row twice. Callers that have given up look for their registration themselves.
-        let (together, alone): (Vec<_>, Vec<_>) = batch
-            .into_iter()
-            .filter(|request| !request.reply.is_closed())
-            .partition(|RegisterRequest { item: QueuedRegistration { registrant, .. }, .. }| {
-                nodes.insert((registrant.scope, registrant.node_id.clone()))
-            });
-        let (items, replies) = Request::split(together);
-        let claims: Vec<DirectClaim<'_>> = items.iter().map(|item| item.registrant.as_claim()).collect();
-        match register_and_read(&engine, &claims).await {
-            Ok(outcomes) => replies.into_iter().zip(outcomes).for_each(|(reply, outcome)| _ = reply.send(Ok(outcome))),
+        let mut is_first = |registrant: &Registrant| nodes.insert((registrant.scope, registrant.node_id.clone()));
+        // A caller that has given up looks itself whether its registration was committed.
+        let waiting = batch.into_iter().filter(|request| !request.reply.is_closed());
+        // A statement cannot write a row twice.
+        let (together, repeated): (Vec<_>, Vec<_>) = waiting.partition(|request| is_first(&request.item));
+        let (registrants, replies) = Request::split(together);
+        let claims: Vec<DirectClaim<'_>> = registrants.iter().map(Registrant::as_claim).collect();
+        let registered = register_and_read(&engine, &claims).await;
+        let unavailable = || StoreError::unavailable("registering direct nodes");
+        let is_unavailable = match registered {
+            Ok(outcomes) => {
+                for ((registrant, reply), outcome) in registrants.iter().zip(replies).zip(outcomes) {
+                    if let Err(unread) = reply.send(Ok(outcome)) {
+                        release_unread(&engine, registrant, unread);
+                    }
+                }
+                false
+            }
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "direct nodes not registered together");
+                let is_unavailable = error.is_unavailable();
                 for reply in replies {
-                    let unavailable = || StoreError::unavailable("registering direct nodes");
-                    let _ = reply.send(if error.is_unavailable() { Err(unavailable()) } else { Ok(None) });
+                    let _ = reply.send(if is_unavailable { Err(unavailable()) } else { Ok(None) });
                 }
+                is_unavailable
             }
+        };
+        for request in repeated {
+            let _ = request.reply.send(if is_unavailable { Err(unavailable()) } else { Ok(None) });
         }
-        // After the others: these connections asked later.
-        alone.into_iter().for_each(|request| _ = request.reply.send(Ok(None)));
     }
 }
 
 /// Registers connections, and reads what the replies to them show.
 async fn register_and_read(engine: &Engine, claims: &[DirectClaim<'_>]) -> StoreResult<Vec<Option<BatchedOutcome>>> {
+    if claims.is_empty() {
+        return Ok(Vec::new());
+    }
     let store = engine.store();
     let outcomes = store.register_direct_nodes(claims, engine.now()).await?;
     let nodes: Vec<_> = claims.iter().map(|claim| (claim.scope, claim.node.clone())).collect();
-    // The registrations are committed: callers read by themselves what could not be read here.
-    let read = store.nodes_within(&nodes, DESCRIBED_BYTES).await.unwrap_or_default();
-    let read = read.into_iter().chain(std::iter::repeat_with(|| None));
+    // The registrations are committed by now: callers read by themselves what could not be read here.
+    let read = tokio::time::timeout(READ_TIMEOUT, store.small_nodes(&nodes, MAX_READ_BYTES)).await;
+    let read = read.unwrap_or_else(|_| Err(StoreError::unavailable("reading direct nodes")));
+    if let Err(error) = &read {
+        tracing::debug!(error = error as &dyn std::error::Error, "registered nodes not read together");
+    }
+    let read = read.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
     let outcome = |(outcome, node): (Option<_>, _)| outcome.map(|outcome| BatchedOutcome { outcome, node });
     Ok(outcomes.into_iter().zip(read).map(outcome).collect())
+}
+
+/// Frees the provider of a connection that ended before it could read that it has it.
+fn release_unread(engine: &Engine, registrant: &Registrant, unread: StoreResult<Option<BatchedOutcome>>) {
+    let Ok(Some(BatchedOutcome { outcome: RegisterOutcome::Registered { epoch, .. }, .. })) = unread else { return };
+    let Registrant { scope, node_id, registration, .. } = registrant;
+    let provider = registration.provider.clone();
+    let fence = Fence { scope: *scope, node_id: node_id.clone(), provider, epoch };
+    let engine = engine.clone();
+    spawn_isolated("connection", async move {
+        // Otherwise it seems connected until its heartbeats are missed.
+        if let Err(error) = engine.nodes().disconnect_provider(&fence).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "provider of an ended connection not freed");
+        }
+    });
 }

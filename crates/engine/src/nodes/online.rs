@@ -1,6 +1,6 @@
-//! Providers whose agents come online with their connection: the agents are found and marked in batches. Thousands of
-//! direct nodes return at once after the end of a gateway, and each change takes a number of its workspace's events, for
-//! which its sends wait too.
+//! Agents that come online with the connection of their node. Those of direct nodes are found and marked in batches:
+//! thousands return at once after the end of a gateway, and each change takes a number of its workspace's events, for which
+//! its sends wait too.
 
 use std::{sync::Weak, time::Duration};
 
@@ -9,13 +9,13 @@ use relay_store::{mailboxes::cursors::MailboxPosition, nodes::fence::Fence};
 use relay_tasks::batches::{BatchSender, Batches, Linger, QueueConfig, Request, queue};
 
 use super::Nodes;
-use crate::{Engine, EngineError, EngineResult, Inner};
+use crate::{EngineError, EngineResult, Inner, core::Core};
 
-/// Provider whose connection has registered.
-pub(crate) type ConnectedProvider = (WorkspaceScope, NodeId, ProviderName);
+/// Provider of a direct node whose connection has registered.
+type DirectProvider = (WorkspaceScope, NodeId, ProviderName);
 
 /// Request that is answered with the positions of the provider's agents, once they are online.
-pub(crate) type OnlineRequest = Request<ConnectedProvider, EngineResult<Vec<MailboxPosition>>>;
+pub(crate) type OnlineRequest = Request<DirectProvider, EngineResult<Vec<MailboxPosition>>>;
 
 /// Workspaces take turns, so that one with thousands of agents does not delay others.
 const QUEUE: QueueConfig<OnlineRequest, WorkspaceId> = QueueConfig {
@@ -39,25 +39,36 @@ pub(crate) fn online_queue() -> (BatchSender<OnlineRequest, WorkspaceId>, Batche
 }
 
 impl Nodes {
-    /// Marks the agents of a provider online after its connection has registered, and returns their positions.
+    /// Marks the agents of a direct node online after its own connection has registered, and returns their positions.
     ///
     /// # Errors
     /// When storage is unavailable.
-    pub async fn bring_online(&self, fence: &Fence) -> EngineResult<Vec<MailboxPosition>> {
+    pub async fn bring_direct_online(&self, fence: &Fence) -> EngineResult<Vec<MailboxPosition>> {
         let provider = (fence.scope, fence.node_id.clone(), fence.provider.clone());
         self.online.request(provider).await.await.unwrap_or(Err(EngineError::Overloaded))
     }
+
+    /// The same for a broker, which may have thousands of agents.
+    ///
+    /// # Errors
+    /// When storage is unavailable.
+    pub async fn bring_broker_online(&self, fence: &Fence) -> EngineResult<Vec<MailboxPosition>> {
+        let provider = (fence.scope, fence.node_id.clone(), fence.provider.clone());
+        let mut positions = bring_agents_online(&self.core, &[provider]).await?;
+        Ok(positions.pop().unwrap_or_default())
+    }
 }
 
-/// Brings agents online in batches until the engine is dropped.
+/// Brings agents of direct nodes online in batches until the engine is dropped.
 pub(crate) async fn bring_nodes_online(engine: Weak<Inner>, mut requests: Batches<OnlineRequest, WorkspaceId>) {
     while let Some(batch) = requests.next().await {
         let Some(inner) = engine.upgrade() else { return };
-        let engine = Engine { inner };
-        let (providers, replies) = Request::split(batch);
-        let is_refused = match bring_online(&engine, &providers).await {
+        // An agent whose connection has ended would seem online.
+        let waiting = batch.into_iter().filter(|request| !request.reply.is_closed()).collect();
+        let (providers, replies) = Request::split(waiting);
+        let mut is_refused = match bring_agents_online(&inner.core, &providers).await {
             Ok(positions) => {
-                // A send fails when the connection has ended: the change is stored all the same.
+                // A send fails when the connection has ended: its end marks the agents offline.
                 replies.into_iter().zip(positions).for_each(|(reply, found)| _ = reply.send(Ok(found)));
                 continue;
             }
@@ -69,7 +80,9 @@ pub(crate) async fn bring_nodes_online(engine: Weak<Inner>, mut requests: Batche
         for (provider, reply) in providers.iter().zip(replies) {
             // One of them is at fault: brought online alone, it delays no other.
             let outcome = if is_refused {
-                bring_online(&engine, std::slice::from_ref(provider)).await.map(|mut one| one.pop().unwrap_or_default())
+                let alone = bring_agents_online(&inner.core, std::slice::from_ref(provider)).await;
+                is_refused = alone.as_ref().map_or_else(EngineError::is_permanent, |_| true);
+                alone.map(|mut positions| positions.pop().unwrap_or_default())
             } else {
                 Err(EngineError::Overloaded)
             };
@@ -79,12 +92,12 @@ pub(crate) async fn bring_nodes_online(engine: Weak<Inner>, mut requests: Batche
 }
 
 /// Returns the positions of the agents on each provider, all of which are online.
-async fn bring_online(engine: &Engine, providers: &[ConnectedProvider]) -> EngineResult<Vec<Vec<MailboxPosition>>> {
-    let positions = engine.store().positions_of_providers(providers).await?;
+async fn bring_agents_online(core: &Core, providers: &[DirectProvider]) -> EngineResult<Vec<Vec<MailboxPosition>>> {
+    let positions = core.store.positions_of_providers(providers).await?;
     let agents: Vec<_> = positions.iter().flatten().map(|position| (position.scope, position.agent_id)).collect();
     if !agents.is_empty() {
-        for recorded in engine.store().mark_agents_online(&agents, engine.now()).await? {
-            engine.core().announce(recorded);
+        for recorded in core.store.mark_agents_online(&agents, core.now()).await? {
+            core.announce(recorded);
         }
     }
     Ok(positions)

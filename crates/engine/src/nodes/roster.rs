@@ -292,12 +292,12 @@ impl Nodes {
     /// has been committed must be answered.
     pub async fn by_name(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<HeldNode> {
         let (node, bytes) = self.sized(scope, name_or_id).await?;
-        let memory = self.hold_at_once(scope, bytes).await.ok_or(EngineError::Overloaded)?;
+        let memory = self.try_reserve_answer(scope, bytes).await.ok_or(EngineError::Overloaded)?;
         self.hold(scope, node, memory).await
     }
 
     /// Takes the memory of a node's providers, or none if there is none left.
-    pub(super) async fn hold_at_once(&self, scope: WorkspaceScope, bytes: usize) -> Option<ByteLease> {
+    pub(super) async fn try_reserve_answer(&self, scope: WorkspaceScope, bytes: usize) -> Option<ByteLease> {
         let family = self.core.family(scope).await;
         let answers = &self.core.answers;
         answers.try_reserve(family, bytes).or_else(|| answers.try_reserve(family, 0))

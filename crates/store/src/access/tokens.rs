@@ -93,7 +93,8 @@ SELECT k.place, found.*
            AND least(f.valid_until, f.replaced_at + make_interval(secs => w.agent_token_grace_seconds)) > relay_now()
     )
     SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, t.is_former, a.name, a.type AS agent_type,
-           a.token_generation, a.rights, n.role, n.kind AS node_kind, w.policy, t.observer_token_id, o.version, o.scopes, o.filters,
+           a.token_generation, a.rights, n.role, n.kind AS node_kind,
+           w.policy, t.observer_token_id, o.version, o.scopes, o.filters,
            least(o.expires_at, w.expires_at) AS expires_at, w.created_by,
            coalesce(w.expires_at <= relay_now(), false) AS workspace_expired
       FROM presented t

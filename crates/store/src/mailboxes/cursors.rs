@@ -263,8 +263,8 @@ impl Store {
         let mut positions: Vec<Vec<MailboxPosition>> = providers.iter().map(|_| Vec::new()).collect();
         for row in &rows {
             let place: i64 = row.try_get("place").map_err(StoreError::from_sqlx(doing))?;
-            if let Some(of_provider) = usize::try_from(place - 1).ok().and_then(|index| positions.get_mut(index)) {
-                of_provider.push(decode_row("agents", row)?);
+            if let Some(found) = usize::try_from(place - 1).ok().and_then(|index| positions.get_mut(index)) {
+                found.push(decode_row("agents", row)?);
             }
         }
         Ok(positions)

@@ -1,5 +1,7 @@
-//! Connections of direct nodes, of which thousands return at once: registered in batches, as their agents are marked
-//! online. Called by the engine's provider use cases.
+//! Connections of direct nodes, of which thousands return at once: they are registered, and their agents marked online, in
+//! batches. Called by the engine's provider use cases.
+
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
@@ -21,13 +23,13 @@ use crate::{
 };
 
 /// Takes providers of direct nodes, each of another node. The newest connection of a node always wins: a registration is
-/// refused only if the holder asked later. Nodes are locked before their providers and in the order of their keys, as by
+/// refused only if the holder asked later. Nodes are locked before their providers, both in the order of their keys, as by
 /// every registration. They are written in the same statement, and only if the provider was taken. The epoch is that of
 /// the time, as in [`providers`](super::providers).
 macro_rules! register {
-    ($locked:literal) => {
+    ($lock_clause:literal, $is_claimed:literal) => {
         formatcp!(
-            "WITH claims AS MATERIALIZED (
+            "WITH locked_nodes AS MATERIALIZED (
     SELECT k.*
       FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::jsonb[], $7::boolean[], $8::jsonb[],
                   $9::text[], $10::int[], $11::boolean[], $12::timestamptz[], $13::text[]) WITH ORDINALITY
@@ -35,7 +37,12 @@ macro_rules! register {
                  max_agents, handlers_live, requested_at, machine_id, place)
       JOIN nodes n USING (workspace_id, node_id)
      WHERE n.role = '{DIRECT}'
-     ORDER BY k.workspace_id, k.node_id FOR UPDATE OF n {locked}
+     ORDER BY k.workspace_id, k.node_id FOR UPDATE OF n {lock_clause}
+), locked_providers AS MATERIALIZED (
+    SELECT l.place FROM locked_nodes l JOIN providers p USING (workspace_id, node_id, provider)
+     ORDER BY l.workspace_id, l.node_id FOR UPDATE OF p {lock_clause}
+), claims AS MATERIALIZED (
+    SELECT l.* FROM locked_nodes l WHERE {is_claimed} ORDER BY l.workspace_id, l.node_id
 ), registered AS (
     INSERT INTO providers AS p (workspace_id, node_id, provider, instance_id, epoch, gateway_id, capabilities,
            cursor_granted, tags, version, max_agents, handlers_live, registered_at, last_heartbeat_at, requested_at)
@@ -60,15 +67,24 @@ macro_rules! register {
      WHERE n.workspace_id = c.workspace_id AND n.node_id = c.node_id
 )
 SELECT place, epoch FROM claims LEFT JOIN registered USING (workspace_id, node_id)",
-            locked = $locked
+            lock_clause = $lock_clause,
+            is_claimed = $is_claimed
         )
     };
 }
 
-/// Waits for a node that another transaction has locked.
-const REGISTER: &str = register!("");
-/// Leaves out nodes that other transactions have locked, so that one of them delays no other.
-const REGISTER_UNLOCKED: &str = register!("SKIP LOCKED");
+/// Waits for a node or a provider that another transaction has locked.
+const REGISTER: &str = register!("", "true");
+/// Leaves those out, so that none of them delays the others.
+const REGISTER_SKIPPING_LOCKED: &str = register!(
+    "SKIP LOCKED",
+    "l.place IN (SELECT place FROM locked_providers)
+        OR NOT EXISTS (SELECT FROM providers p WHERE p.workspace_id = l.workspace_id AND p.node_id = l.node_id
+                          AND p.provider = l.provider)"
+);
+
+/// Timeout of a batch, for which all later ones of the process wait. Callers have time for another attempt after it.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Connection of a direct node that registers.
 #[derive(Debug, Clone, Copy)]
@@ -161,7 +177,8 @@ async fn take_providers(
 
 impl Store {
     /// Registers connections of direct nodes with the default provider, no two of one node. Each replaces the one
-    /// before. `None`: the node is locked, or does not exist; [`Store::register_direct`] tells which.
+    /// before. `None`: the node or its provider is locked, or there is no such node; [`Store::register_direct`]
+    /// distinguishes these.
     ///
     /// Carries no recovery epoch: it assigns no number, and the connections were compared with the known database
     /// (ADR 0044).
@@ -171,9 +188,18 @@ impl Store {
         at: DateTime<Utc>,
     ) -> StoreResult<Vec<Option<RegisterOutcome>>> {
         let doing = "registering direct nodes";
-        let taking = take_providers(&self.pool, REGISTER_UNLOCKED, claims).with_timeout();
+        let taking = take_providers(&self.pool, REGISTER_SKIPPING_LOCKED, claims);
+        // The host of the former primary may never answer.
+        let taken = tokio::select! {
+            // An answer that has arrived counts, even if the fence closes at the same time.
+            biased;
+            taken = tokio::time::timeout(BATCH_TIMEOUT, taking) => {
+                taken.map_err(|_| StoreError::unavailable(doing))?.map_err(StoreError::from_sqlx(doing))?
+            }
+            () = self.fence.next_close() => return Err(StoreError::unavailable(doing)),
+        };
         let mut outcomes: Vec<_> = claims.iter().map(|_| None).collect();
-        for taken in taking.await.map_err(StoreError::from_sqlx(doing))? {
+        for taken in taken {
             let index = usize::try_from(taken.place - 1).unwrap_or(usize::MAX);
             if let (Some(outcome), Some(claim)) = (outcomes.get_mut(index), claims.get(index)) {
                 *outcome = Some(taken.outcome(claim.scope, at));

@@ -186,8 +186,9 @@ impl Store {
     ) -> StoreResult<DirectTokenOutcome> {
         let doing = "minting a direct node's token";
         let node = NodeId::direct(agent);
-        // Not `from_commit`: a repetition replaces a token that no client has received.
-        let located: Option<MintedToken> = sqlx::query_as(MINT_DIRECT_TOKEN)
+        // Not `from_commit`: a repetition replaces a token that no client has received, unless another client has asked
+        // meanwhile, whose token any other request would replace as well.
+        let located: Option<MintRow> = sqlx::query_as(MINT_DIRECT_TOKEN)
             .bind(scope.workspace_id())
             .bind(agent)
             .bind(generation)
@@ -201,18 +202,18 @@ impl Store {
             .map_err(StoreError::from_sqlx(doing))?;
         Ok(match located {
             None => DirectTokenOutcome::NoAgent,
-            Some(MintedToken { token_generation, .. }) if token_generation != generation => {
+            Some(MintRow { token_generation, .. }) if token_generation != generation => {
                 DirectTokenOutcome::TokenRotated
             }
-            Some(MintedToken { node_id, .. }) if node_id != node => DirectTokenOutcome::BoundElsewhere(node_id),
-            Some(MintedToken { replaced_token, .. }) => DirectTokenOutcome::Minted { replaced_token },
+            Some(MintRow { node_id, .. }) if node_id != node => DirectTokenOutcome::BoundElsewhere(node_id),
+            Some(MintRow { replaced_token, .. }) => DirectTokenOutcome::Minted { replaced_token },
         })
     }
 }
 
 /// Row of [`MINT_DIRECT_TOKEN`]: the location of the agent, whether its token was current or not.
 #[derive(sqlx::FromRow)]
-struct MintedToken {
+struct MintRow {
     node_id: NodeId,
     token_generation: i64,
     replaced_token: Option<TokenHash>,
@@ -220,7 +221,8 @@ struct MintedToken {
 
 /// One statement, which is its own transaction: thousands of agents ask at once after the end of a gateway. The share
 /// lock makes rotations, deletions and bindings of the agent wait until the token is stored. The token is read and locked
-/// before the upsert, which cannot return the value that it replaces: two rotations must not return the same one.
+/// before the upsert, which cannot return the value that it replaces: two rotations must not return the same one. Of two
+/// first requests at once the second one returns none, and the check of open sockets finds those with the other token.
 const MINT_DIRECT_TOKEN: &str = "
 WITH located AS MATERIALIZED (
     SELECT node_id, token_generation, direct_machine_id FROM agents
@@ -230,9 +232,10 @@ WITH located AS MATERIALIZED (
 ), created AS (
     INSERT INTO nodes (workspace_id, node_id, name, kind, role, machine_id, max_agents, created_at)
     SELECT $1, node_id, $5, $6, $7, direct_machine_id, 1, relay_now() FROM own
-    ON CONFLICT (workspace_id, node_id) DO NOTHING
+    ON CONFLICT (workspace_id, node_id) DO NOTHING RETURNING node_id
 ), replaced AS MATERIALIZED (
     SELECT t.token_hash FROM own JOIN tokens t ON t.workspace_id = $1 AND t.node_id = own.node_id AND t.kind = 'node'
+     WHERE (SELECT count(*) FROM created) >= 0
        FOR UPDATE OF t
 ), stored AS (
     INSERT INTO tokens (token_hash, kind, workspace_id, node_id, created_at)

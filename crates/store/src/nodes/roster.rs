@@ -100,10 +100,11 @@ pub struct ListedNode {
     pub position: NodeListPosition,
 }
 
-const NODES_WITH_SIZES: &str = formatcp!(
+const SMALL_NODES: &str = formatcp!(
     "SELECT k.place, {NODE_COLUMNS}, {PROVIDERS_BYTES} AS bytes
        FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS k (workspace_id, node_id, place)
        JOIN nodes n ON n.workspace_id = k.workspace_id AND n.node_id = k.node_id
+      WHERE {NODE_BYTES} + {PROVIDERS_BYTES} <= $3
       ORDER BY k.place"
 );
 
@@ -115,7 +116,7 @@ const PROVIDERS_OF_NODES: &str = formatcp!(
 );
 
 #[derive(FromRow)]
-struct NodeSizeAt {
+struct PlacedNodeSize {
     place: i64,
     bytes: i64,
 }
@@ -154,6 +155,7 @@ impl Store {
             .bind(scope.workspace_id())
             .bind(node)
             .fetch_optional(&self.pool)
+            .with_timeout()
             .await
             .map_err(StoreError::from_sqlx("reading the role of a node"))
     }
@@ -335,32 +337,33 @@ impl Store {
     }
 
     /// Reads nodes of several workspaces with their providers, and the size of these. `None` for a node that does not
-    /// exist, and for those from the first one on with which the sizes exceed `max_bytes`.
-    pub async fn nodes_within(
+    /// exist, or whose contents exceed `max_bytes` with those of its providers.
+    pub async fn small_nodes(
         &self,
         nodes: &[(WorkspaceScope, NodeId)],
-        max_bytes: usize,
+        max_bytes: i64,
     ) -> StoreResult<Vec<Option<(RosterNode, usize)>>> {
         let doing = "reading nodes with their providers";
         let mut found: Vec<Option<(RosterNode, usize)>> = nodes.iter().map(|_| None).collect();
-        let mut bytes_left = max_bytes;
-        let mut fitting = Vec::new();
-        let rows = rows_of_nodes(NODES_WITH_SIZES, nodes).fetch_all(&self.pool).with_timeout().await;
-        for row in rows.map_err(StoreError::from_sqlx(doing))? {
-            let NodeSizeAt { place, bytes } = decode_row("nodes", &row)?;
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            let Some(left) = bytes_left.checked_sub(bytes) else { break };
-            let Some(index) = usize::try_from(place - 1).ok().filter(|index| *index < nodes.len()) else { continue };
-            bytes_left = left;
-            found[index] = Some((RosterNode { node: decode_node(&row)?, providers: Vec::new() }, bytes));
-            fitting.push((index, nodes[index].clone()));
+        let query = bind_nodes(SMALL_NODES, nodes).bind(max_bytes);
+        for row in query.fetch_all(&self.pool).await.map_err(StoreError::from_sqlx(doing))? {
+            let PlacedNodeSize { place, bytes } = decode_row("nodes", &row)?;
+            if let Some(place) = usize::try_from(place - 1).ok().and_then(|index| found.get_mut(index)) {
+                let node = RosterNode { node: decode_node(&row)?, providers: Vec::new() };
+                *place = Some((node, usize::try_from(bytes).unwrap_or(usize::MAX)));
+            }
         }
-        let (indexes, keys): (Vec<usize>, Vec<_>) = fitting.into_iter().unzip();
-        let query = rows_of_nodes(PROVIDERS_OF_NODES, &keys).bind(NODE_TTL.as_secs_f64());
-        let rows = query.fetch_all(&self.pool).with_timeout().await;
-        for row in rows.map_err(StoreError::from_sqlx(doing))? {
+        // Their places among `nodes`, by their place in the statement.
+        let (places, small): (Vec<usize>, Vec<_>) = nodes
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| found[*index].is_some())
+            .map(|(i, key)| (i, key.clone()))
+            .unzip();
+        let query = bind_nodes(PROVIDERS_OF_NODES, &small).bind(NODE_TTL.as_secs_f64());
+        for row in query.fetch_all(&self.pool).await.map_err(StoreError::from_sqlx(doing))? {
             let place: i64 = row.try_get("place").map_err(StoreError::from_sqlx(doing))?;
-            let index = usize::try_from(place - 1).ok().and_then(|nth| indexes.get(nth));
+            let index = usize::try_from(place - 1).ok().and_then(|nth| places.get(nth));
             if let Some(Some((node, _))) = index.and_then(|index| found.get_mut(*index)) {
                 let NodeProviderRow(provider) = decode_row("providers", &row)?;
                 node.providers.push(provider);
@@ -428,7 +431,7 @@ impl Store {
     }
 }
 
-fn rows_of_nodes<'q>(statement: &'static str, nodes: &[(WorkspaceScope, NodeId)]) -> Query<'q, Postgres, PgArguments> {
+fn bind_nodes<'q>(statement: &'static str, nodes: &[(WorkspaceScope, NodeId)]) -> Query<'q, Postgres, PgArguments> {
     sqlx::query(statement)
         .bind(nodes.iter().map(|(scope, _)| scope.workspace_id()).collect::<Vec<WorkspaceId>>())
         .bind(nodes.iter().map(|(_, node)| node.clone()).collect::<Vec<NodeId>>())

@@ -205,6 +205,13 @@ async fn direct_nodes_register_together_and_a_locked_one_delays_no_other() {
     assert!(matches!(outcomes[0], Some(RegisterOutcome::Superseded)), "{:?}", outcomes[0]);
     let epoch = outcomes[1].as_ref().and_then(epoch_of).expect("registered");
     assert_eq!(db.number("SELECT epoch FROM providers WHERE node_id = 'd3'").await, epoch);
+
+    let mut lock = db.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM providers WHERE node_id = 'd3' FOR UPDATE").execute(&mut *lock).await.unwrap();
+    let claims = [claim(0, &plain, db.now), claim(2, &plain, db.now)];
+    let outcomes = db.store.register_direct_nodes(&claims, db.now).await.unwrap();
+    assert_eq!(outcomes.iter().map(is_registered).collect::<Vec<_>>(), [Some(true), None], "its provider is locked");
+    lock.rollback().await.unwrap();
 }
 
 fn epoch_of(outcome: &RegisterOutcome) -> Option<i64> {

@@ -80,6 +80,14 @@ fn a_short_echo_window_leaves_the_other_channels_alone() {
     assert_eq!(attempt.signal(at(14_000), Channel::File), [Acknowledge(proof(14_000, Channel::File))]);
 }
 
+#[test]
+fn an_attempt_lasts_its_time_although_its_end_was_read_before_its_beginning() {
+    let rules = AttemptRules { required: RequiredChannels::NONE, echo_window: SIGNAL_WINDOW };
+    let mut attempt = Attempt::new(rules, at(10));
+    attempt.enter_written(at(9));
+    assert_eq!(attempt.times_out_at(), Some(at(2010)));
+}
+
 fn any_channel() -> impl Strategy<Value = Channel> {
     prop::sample::select(vec![Channel::Echo, Channel::File, Channel::Mcp, Channel::Api, Channel::Activity])
 }

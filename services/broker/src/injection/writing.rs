@@ -61,7 +61,7 @@ impl Pipeline {
         let outstanding = &mut self.outstanding[index];
         // The end of the write comes by its ticket and the beginning as an event of the terminal, in any order.
         if let Some(written_at) = outstanding.written_at.take() {
-            outstanding.delivery.enter_written(written_at.max(at));
+            outstanding.delivery.enter_written(written_at);
             self.gate.on_entered(written_at.max(at));
             self.writing = None;
         }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use axum::extract::ws::Utf8Bytes;
-use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
+use relay_domain::{AgentId, mailboxes::stream::Seq};
 use relay_engine::{
     Engine, EngineError, EngineResult,
     access::callers::NodeCaller,
@@ -93,7 +93,7 @@ pub(super) enum JobResult {
 pub(super) async fn read(engine: Engine, node: NodeCaller, read: Read) -> JobResult {
     match read {
         Read::Serve { target, start } => {
-            let agents = retry(STORAGE_RETRY, || read_positions(&engine, node.scope, &target)).await;
+            let agents = retry(STORAGE_RETRY, || read_positions(&engine, &node, &target)).await;
             JobResult::Serve { start, agents }
         }
         Read::Relist(fence) => {
@@ -150,15 +150,18 @@ async fn wait_for_storage(pause: Duration, error: &EngineError) {
 
 async fn read_positions(
     engine: &Engine,
-    scope: WorkspaceScope,
+    node: &NodeCaller,
     target: &ServeTarget,
 ) -> EngineResult<Vec<MailboxPosition>> {
     match target {
         ServeTarget::Agents(agents) => {
-            let keys: Vec<_> = agents.iter().map(|agent| (scope, *agent)).collect();
+            let keys: Vec<_> = agents.iter().map(|agent| (node.scope, *agent)).collect();
             engine.mailboxes().positions(&keys).await
         }
-        ServeTarget::Provider { fence, online: true } => engine.nodes().bring_online(fence).await,
+        ServeTarget::Provider { fence, online: true } if node.is_direct() => {
+            engine.nodes().bring_direct_online(fence).await
+        }
+        ServeTarget::Provider { fence, online: true } => engine.nodes().bring_broker_online(fence).await,
         ServeTarget::Provider { fence, online: false } => {
             engine.mailboxes().positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await
         }
