@@ -23,6 +23,7 @@ mod invocations;
 mod lease;
 mod linux;
 mod mailbox;
+mod metric_help;
 mod metric_names;
 mod process_group;
 mod restore;

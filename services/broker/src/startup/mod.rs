@@ -1,4 +1,5 @@
-//! The life of the broker: lock, listen, join the engine, serve, stop.
+//! The life of the broker: lock, listen, join the engine, serve, stop. Main types: [`LocalState`], [`ApiServer`] and
+//! [`Operation`], which [`run`] creates in this order.
 
 mod api_server;
 mod joining;
@@ -17,7 +18,7 @@ use relay_runtime::{
 use relay_tasks::TaskSet;
 
 use self::{api_server::ApiServer, joining::join_engine, local_state::LocalState, operation::Operation};
-use crate::{cli::Init, clock, linux, state::StateDirectory};
+use crate::{cli::Init, clock, linux, metric_help, state::StateDirectory};
 
 /// Runs the broker until it is stopped.
 pub(crate) async fn run(settings: Init) -> Result<()> {
@@ -29,6 +30,7 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     }
     let _telemetry = telemetry::init_with_format("agent-relay-broker", settings.log_format, FullStderr::Drop)?;
     let recorder = metrics::install()?;
+    metric_help::describe_all();
     // No other code in this program has chosen the crypto provider yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
     // Environment and memory hold keys, and agents run as the same user.
