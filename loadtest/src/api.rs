@@ -64,10 +64,10 @@ impl Workspace {
         &self.pools[turn % self.pools.len()]
     }
 
-    /// Returns a pool as [`Self::pool`] does, except that of gateway `away` while there are others.
-    pub(crate) fn pool_but(&self, turn: usize, away: usize) -> &Arc<Pool> {
+    /// Returns a pool as [`Self::pool`] does, except that of gateway `excluded` while there are others.
+    pub(crate) fn pool_but(&self, turn: usize, excluded: usize) -> &Arc<Pool> {
         let count = self.pools.len();
-        let skip = usize::from(count > 1 && turn % count == away);
+        let skip = usize::from(count > 1 && turn % count == excluded);
         self.pool(turn % count + skip)
     }
 

@@ -33,20 +33,20 @@ pub(crate) struct Load {
 impl Load {
     /// Creates a load of one recipient per request, as fast as possible for `duration`.
     pub(crate) fn closed(in_flight: usize, duration: Duration) -> Self {
-        Self { in_flight, backlog: 10_000, ..Self::of(None, duration) }
+        Self { in_flight, backlog: 10_000, ..Self::with_rate(None, duration) }
     }
 
     /// Creates a load of one recipient per request, `rate` requests a second for `duration`.
     pub(crate) fn paced(rate: f64, duration: Duration) -> Self {
-        Self::of(Some(rate), duration)
+        Self::with_rate(Some(rate), duration)
     }
 
     /// Creates a load of `count` requests to one recipient each, as fast as possible.
     pub(crate) fn counted(in_flight: usize, count: usize) -> Self {
-        Self { in_flight, most: count, ..Self::of(None, Duration::from_secs(300)) }
+        Self { in_flight, most: count, ..Self::with_rate(None, Duration::from_secs(300)) }
     }
 
-    fn of(rate: Option<f64>, duration: Duration) -> Self {
+    fn with_rate(rate: Option<f64>, duration: Duration) -> Self {
         let stop = Arc::default();
         Self { in_flight: 256, rate, duration, most: usize::MAX, fan_out: 1, backlog: u64::MAX, stop }
     }
@@ -54,7 +54,7 @@ impl Load {
 
 /// Results of a load.
 #[derive(Debug, Default)]
-pub(crate) struct Sent {
+pub(crate) struct SendTotals {
     /// Number of accepted requests.
     pub(crate) accepted: u64,
     /// Number of refused requests and of requests without an answer.
@@ -73,20 +73,20 @@ struct Shared {
 }
 
 /// Runs `load`; `send` gets the request's number and the timestamp for its text.
-pub(crate) async fn drive<F, R>(load: &Load, collector: &Arc<Collector>, send: F) -> Sent
+pub(crate) async fn drive<F, R>(load: &Load, collector: &Arc<Collector>, send: F) -> SendTotals
 where
     F: Fn(usize, u64) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<()>> + Send,
 {
     let shared = Arc::new(Shared { next: AtomicUsize::new(0), accepted: AtomicU64::new(0) });
-    let total = Arc::new(Mutex::new(Sent::default()));
+    let total = Arc::new(Mutex::new(SendTotals::default()));
     let start = Instant::now();
     let mut workers = JoinSet::new();
     for _ in 0..load.in_flight {
         let (load, shared, total) = (load.clone(), Arc::clone(&shared), Arc::clone(&total));
         let (collector, send) = (Arc::clone(collector), send.clone());
         workers.spawn(async move {
-            let mut mine = Sent::default();
+            let mut mine = SendTotals::default();
             work(&load, &shared, &collector, start, &send, &mut mine).await;
             add(&mut total.lock().unwrap_or_else(PoisonError::into_inner), mine);
         });
@@ -95,8 +95,14 @@ where
     std::mem::take(&mut total.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-async fn work<F, R>(load: &Load, shared: &Shared, collector: &Collector, start: Instant, send: &F, mine: &mut Sent)
-where
+async fn work<F, R>(
+    load: &Load,
+    shared: &Shared,
+    collector: &Collector,
+    start: Instant,
+    send: &F,
+    mine: &mut SendTotals,
+) where
     F: Fn(usize, u64) -> R,
     R: Future<Output = Result<()>>,
 {
@@ -140,7 +146,7 @@ fn outstanding(load: &Load, shared: &Shared, collector: &Collector) -> u64 {
     accepted.saturating_sub(collector.delivered_count())
 }
 
-fn add(total: &mut Sent, one: Sent) {
+fn add(total: &mut SendTotals, one: SendTotals) {
     total.accepted += one.accepted;
     total.failed += one.failed;
     total.took.extend(one.took);

@@ -55,7 +55,7 @@ impl Sockets {
         Ok(Self { _tasks: tasks })
     }
 
-    /// Connects the direct nodes of the callers. `told` counts the outcomes.
+    /// Connects the direct nodes of the callers. `reported` counts the outcomes.
     pub(crate) async fn callers(
         workspace: &Workspace,
         nodes: Vec<NodeAccess>,

@@ -73,7 +73,7 @@ const CLIENT_PAUSES: [Duration; 3] =
 #[derive(Debug)]
 pub(crate) struct Front {
     workspace: Workspace,
-    away: AtomicUsize,
+    excluded: AtomicUsize,
     /// Number of 5xx answers.
     pub(crate) server_errors: AtomicU64,
     /// Number of requests without an answer.
@@ -83,20 +83,21 @@ pub(crate) struct Front {
 impl Front {
     /// Creates a front for all gateways of the workspace.
     pub(crate) fn new(workspace: &Workspace) -> Arc<Self> {
+        let excluded = AtomicUsize::new(usize::MAX);
         let (server_errors, no_answers) = Default::default();
-        Arc::new(Self { workspace: workspace.clone(), away: AtomicUsize::new(usize::MAX), server_errors, no_answers })
+        Arc::new(Self { workspace: workspace.clone(), excluded, server_errors, no_answers })
     }
 
     /// Excludes a gateway, or includes all again.
     pub(crate) fn leave_out(&self, gateway: Option<usize>) {
-        self.away.store(gateway.unwrap_or(usize::MAX), Ordering::Relaxed);
+        self.excluded.store(gateway.unwrap_or(usize::MAX), Ordering::Relaxed);
     }
 
     /// Posts like a client: with an idempotency key, and again after a 5xx or no answer, up to four attempts.
     async fn post(&self, turn: usize, post: &Post, key: &str, body: &str) -> Result<()> {
         let mut pauses = CLIENT_PAUSES.iter();
-        for try_no in 0.. {
-            let pool = self.workspace.pool_but(turn + try_no, self.away.load(Ordering::Relaxed));
+        for attempt in 0.. {
+            let pool = self.workspace.pool_but(turn + attempt, self.excluded.load(Ordering::Relaxed));
             let met = match pool.post_keyed(&post.path, &post.token, key, body).await {
                 Ok(answer) if answer.status < 500 => return answer.success().map(drop),
                 Ok(answer) => {
@@ -110,7 +111,7 @@ impl Front {
             };
             match pauses.next() {
                 Some(pause) => tokio::time::sleep(*pause).await,
-                None => return met.context("given up after four tries"),
+                None => return met.context("given up after four attempts"),
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::drive::Sent;
+use crate::drive::SendTotals;
 use crate::stats::Latency;
 use crate::table::Table;
 use crate::usage::Cpu;
@@ -45,14 +45,14 @@ impl Row {
     }
 
     /// Adds the results of the sender.
-    pub(crate) fn add_sent(&mut self, sent: Sent) {
+    pub(crate) fn add_sent(&mut self, sent: SendTotals) {
         self.accepted = sent.accepted;
-        self.answer = Latency::of(sent.took);
+        self.answer = Latency::from_micros(sent.took);
         if sent.failed > 0 {
             let first = sent.first_failure.unwrap_or_default();
             self.problems.push(format!("{} requests failed, first: {first}", sent.failed));
         }
-        if let Some(late) = Latency::of(sent.late) {
+        if let Some(late) = Latency::from_micros(sent.late) {
             self.notes.push(format!("sent late p99 {:.1} ms", late.p99_ms));
         }
     }
@@ -292,12 +292,12 @@ mod tests {
     #[test]
     fn failures_of_the_sender_are_problems() {
         let mut row = Row::default();
-        row.add_sent(Sent {
+        row.add_sent(SendTotals {
             accepted: 5,
             failed: 1,
             first_failure: Some("503".into()),
             took: vec![1000],
-            ..Sent::default()
+            ..SendTotals::default()
         });
         assert_eq!(row.problems, ["1 requests failed, first: 503"]);
         assert_eq!(row.answer.unwrap().p50_ms, 1.0);

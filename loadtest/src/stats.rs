@@ -15,7 +15,7 @@ pub(crate) struct Latency {
 
 impl Latency {
     /// Summarises samples in microseconds, in any order; `None` without samples.
-    pub(crate) fn of(mut micros: Vec<u32>) -> Option<Self> {
+    pub(crate) fn from_micros(mut micros: Vec<u32>) -> Option<Self> {
         micros.sort_unstable();
         let at = |percent| percentile(&micros, percent).map(|value| f64::from(value) / 1000.0);
         Some(Self { p50_ms: at(50.0)?, p99_ms: at(99.0)?, max_ms: at(100.0)? })
@@ -47,8 +47,8 @@ mod tests {
 
     #[test]
     fn latencies_are_sorted_and_shown_in_milliseconds() {
-        let latency = Latency::of(vec![3000, 1000, 2000]).unwrap();
+        let latency = Latency::from_micros(vec![3000, 1000, 2000]).unwrap();
         assert_eq!(latency, Latency { p50_ms: 2.0, p99_ms: 3.0, max_ms: 3.0 });
-        assert_eq!(Latency::of(Vec::new()), None);
+        assert_eq!(Latency::from_micros(Vec::new()), None);
     }
 }

@@ -45,7 +45,7 @@ impl<'a> Window<'a> {
             delivered,
             seconds,
             per_second: (seconds > 0.0).then(|| delivered as f64 / seconds),
-            latency: Latency::of(self.collector.take_samples()),
+            latency: Latency::from_micros(self.collector.take_samples()),
             cpu,
             resident_kib: resident_kib(self.roots),
             problems: self.collector.problems(),

@@ -20,6 +20,7 @@ pub fn agent_shard(workspace: WorkspaceId, agent: AgentId) -> u16 {
 /// Returns the shard of a workspace's event log, from 0 to 63. Stable like [`agent_shard`].
 #[must_use]
 pub fn workspace_shard(workspace: WorkspaceId) -> u16 {
+    // Cannot fail: the remainder is below `SHARDS`.
     u16::try_from(mix(workspace.get().cast_unsigned()) % u64::from(SHARDS)).unwrap_or(0)
 }
 
@@ -29,6 +30,7 @@ pub fn workspace_shard(workspace: WorkspaceId) -> u16 {
 pub fn node_turn(workspace: WorkspaceId, node: &NodeId, turns: usize) -> usize {
     let hash =
         node.as_str().bytes().fold(mix(workspace.get().cast_unsigned()), |hash, byte| mix(hash ^ u64::from(byte)));
+    // Cannot fail: the remainder is below `turns`.
     usize::try_from(hash % turns.max(1) as u64).unwrap_or(0)
 }
 

@@ -19,14 +19,14 @@ const SLOW_READ: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct DueWork {
     /// Kinds that loops of this process wait for, with the longest time between two reads that each can bear.
-    wanted: watch::Sender<WantedWork>,
+    wanted: watch::Sender<AwaitedKinds>,
     last_read: watch::Sender<ReadOutcome>,
     /// Counts the reads that succeeded.
     reads: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct WantedWork {
+struct AwaitedKinds {
     kinds: Vec<WorkKind>,
     every: Option<Duration>,
 }
@@ -71,7 +71,7 @@ impl DueWork {
         let answer = match tokio::time::timeout(SLOW_READ, &mut read).await {
             Ok(answer) => answer,
             Err(_) => {
-                tracing::debug!("read of due work is slow, all loops look themselves");
+                tracing::debug!("read of due work is slow, every loop polls");
                 self.publish(ReadOutcome::Unknown);
                 read.await
             }
@@ -137,7 +137,7 @@ pub(crate) async fn run(engine: Weak<Inner>) {
                 // Logged once per outage.
                 if !is_failing {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "due work not read, all loops look themselves");
+                    tracing::warn!(error, "failed to read due work, every loop polls");
                 }
                 is_failing = true;
             }

@@ -1,5 +1,5 @@
-//! [`Parts`]: a list whose rows are read and sent a few at a time, so that no list is held in memory as a whole. Used by
-//! the reads of message bodies, and turned into responses by the gateway.
+//! [`Parts`]: a list whose rows are read and sent a few at a time, so that no list is held in memory as a whole. Used
+//! by the reads of message bodies, and turned into responses by the gateway.
 
 use std::{collections::VecDeque, future::Future, time::Duration};
 
@@ -18,8 +18,8 @@ pub(crate) const LARGE_PART_BYTES: usize = 64 * 1024;
 /// Longest wait for memory, and for a permit, below the time that a request may take.
 const MEMORY_WAIT: Duration = Duration::from_secs(15);
 
-/// Memory of a byte of JSON that is held as values: 3 in common objects, 80 in the smallest ones. A list that expects the
-/// worst would be read a few rows at a time.
+/// Memory of a byte of JSON that is held as values: 3 in common objects, 80 in the smallest ones. A list that expects
+/// the worst would be read a few rows at a time.
 const PARSED_FACTOR: usize = 16;
 
 /// Returns the memory of rows whose JSON is parsed.
@@ -66,8 +66,8 @@ impl Core {
         tokio::time::timeout(MEMORY_WAIT, reserved).await.map_err(|_| EngineError::Overloaded)
     }
 
-    /// Reads the texts of these rows, each given with the bytes of its text. `slot` names the message of a row, if it has
-    /// one, and the place of its text. The text of a removed message stays empty.
+    /// Reads the texts of these rows, each given with the bytes of its text. `slot` names the message of a row, if it
+    /// has one, and the place of its text. The text of a removed message stays empty.
     pub(crate) async fn read_texts<T: Send + 'static>(
         &self,
         scope: WorkspaceScope,

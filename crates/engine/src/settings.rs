@@ -19,8 +19,8 @@ pub struct DatabaseConfig {
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = parse_database_url)]
     pub database_url: String,
 
-    /// Pooler that the URL leads to: `transaction` for one that assigns a server to each transaction, such as PgBouncer.
-    /// Costs three more round trips for each statement, and its planning.
+    /// Pooler that the URL leads to: `transaction` for one that assigns a server to each transaction, such as
+    /// PgBouncer. Costs three more round trips for each statement, and its planning.
     #[arg(long, env = "RELAY_DATABASE_POOLER", value_enum, default_value_t = PoolerMode::Off)]
     pub database_pooler: PoolerMode,
 

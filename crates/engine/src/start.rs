@@ -43,8 +43,8 @@ use crate::{
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// Bound of the contents of deliveries that a process holds. Decoding takes up to three times as much for a moment.
 const BODY_BYTES: usize = 32 * 1024 * 1024;
-/// Bound of the message bodies in answers that a process holds. Decoding and encoding take up to twice as much more for a
-/// moment, of which the connections to Postgres bound the number.
+/// Bound of the message bodies in answers that a process holds. Decoding and encoding take up to twice as much more for
+/// a moment, of which the connections to Postgres bound the number.
 const ANSWER_BYTES: usize = 32 * 1024 * 1024;
 /// Pause before an unavailable server is asked again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);

@@ -106,8 +106,8 @@ fn content_filter() -> FilterFn {
     filter_fn(shows_no_content as fn(&Metadata<'_>) -> bool).with_max_level_hint(LevelFilter::TRACE)
 }
 
-/// Returns whether an event belongs in the logs and traces whatever `RUST_LOG` says. At these levels the crates write down what they
-/// send and receive: headers and frames with keys and tokens.
+/// Returns whether an event belongs in the logs and traces whatever `RUST_LOG` says. At these levels the crates write
+/// down what they send and receive: headers and frames with keys and tokens.
 fn shows_no_content(event: &Metadata<'_>) -> bool {
     let most = match event.target().split("::").next() {
         Some("tungstenite" | "tokio_tungstenite") => Level::DEBUG,

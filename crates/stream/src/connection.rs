@@ -48,7 +48,8 @@ pub(crate) const STREAMS: [StreamSpec; 2] = [
         subjects: subjects::LOG_WILDCARD,
         max_age: LOG_MAX_AGE,
         max_bytes: LOG_MAX_BYTES,
-        // Live copies go from gateway to gateway; republishing takes a third of the time that NATS needs for a delivery.
+        // Live copies go from gateway to gateway; republishing takes a third of the time that NATS needs for a
+        // delivery.
         republishes: false,
     },
     StreamSpec {

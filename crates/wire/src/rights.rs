@@ -1,5 +1,5 @@
-//! Schema of the settings of rights, as in `policy` of a workspace and `rights` of an agent. The type only describes the
-//! schema; the settings are `relay_domain::access::rights::RightSettings`.
+//! Schema of the settings of rights, as in `policy` of a workspace and `rights` of an agent. The type only describes
+//! the schema; the settings are `relay_domain::access::rights::RightSettings`.
 
 use utoipa::ToSchema;
 

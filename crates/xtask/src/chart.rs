@@ -1,4 +1,5 @@
-//! `cargo xtask chart`: the Helm chart, the alerts and the dashboards against Helm, Kubernetes' schemas, promtool and Grafana's model.
+//! `cargo xtask chart`: the Helm chart, the alerts and the dashboards against Helm, Kubernetes' schemas, promtool and
+//! Grafana's model.
 
 use anyhow::{Context, Result, ensure};
 

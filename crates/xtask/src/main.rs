@@ -53,7 +53,7 @@ enum Command {
     Smoke,
     /// Runs this version beside the one before it, under load. Builds the one before, which takes long the first time.
     Upgrade(upgrade::Args),
-    /// What CI runs: fmt, tidy, chart, clippy, docs, test, smoke.
+    /// Runs the checks of CI: fmt, tidy, chart, clippy, docs, test, smoke.
     Ci,
     /// Writes the manifest that gives every selection of packages the same features. Run it after changing
     /// dependencies.

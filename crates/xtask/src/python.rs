@@ -10,7 +10,7 @@ use crate::cargo;
 
 /// Of the chart's tests and tools.
 const REQUIREMENTS: &str = "helm/tests/requirements.txt";
-/// What was installed, in the words of its pins: written last.
+/// List of what was installed, in the words of its pins. Written last.
 const MARKER: &str = "installed.txt";
 
 /// The packages that the chart's tests and tools need.

@@ -1,5 +1,5 @@
-//! `cargo xtask sbom`: the bills of materials of the engine's programs: each crate that is linked in, with version, licence
-//! and checksum, and which crate needs which.
+//! `cargo xtask sbom`: the bills of materials of the engine's programs: each crate that is linked in, with version,
+//! licence and checksum, and which crate needs which.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! What `cargo tree` says about dependencies.
+//! Dependencies as `cargo tree` reports them.
 
 use std::fmt;
 use std::process::Stdio;
@@ -29,7 +29,7 @@ pub(crate) struct Node {
     pub(crate) depth: usize,
     pub(crate) package: Package,
     pub(crate) is_proc_macro: bool,
-    /// Whether it lies in this workspace.
+    /// True if it lies in this workspace.
     pub(crate) is_member: bool,
     pub(crate) detail: String,
 }
@@ -45,7 +45,8 @@ pub(crate) fn tree(args: &[&str], detail: &str) -> Result<Vec<Node>> {
     lines.map(|line| parse(line).with_context(|| format!("read the line {line:?} of cargo tree"))).collect()
 }
 
-/// `3tokio v1.54.1 (proc-macro)|rt,net (*)`: depth, name, version, remarks, detail, and a mark if it was printed before.
+/// `3tokio v1.54.1 (proc-macro)|rt,net (*)`: depth, name, version, remarks, detail, and a mark if it was printed
+/// before.
 fn parse(line: &str) -> Option<Node> {
     let (described, detail) = line.trim_end_matches(" (*)").split_once('|')?;
     let (depth, described) = described.split_at(described.find(|c: char| !c.is_ascii_digit())?);

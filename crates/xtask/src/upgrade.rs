@@ -1,5 +1,5 @@
-//! `cargo xtask upgrade`: this version beside the one before it, under load. The one before is built from its commit, in a folder of
-//! its own; that takes as long as a first build does, so CI only checks the migrations (`tidy`).
+//! `cargo xtask upgrade`: this version beside the one before it, under load. The one before is built from its commit,
+//! in a folder of its own; that takes as long as a first build does, so CI only checks the migrations (`tidy`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -71,7 +71,7 @@ async fn window(
 ) -> (Row, Option<Latency>) {
     asked.reset(crate::payload::now_micros());
     let mut row = measure(run, &target.roots(), reported, load, send).await;
-    let to_frame = Latency::of(asked.take_samples());
+    let to_frame = Latency::from_micros(asked.take_samples());
     if let Some(latency) = to_frame {
         row.notes.insert(0, format!("to frame p50 {:.2} p99 {:.2} ms", latency.p50_ms, latency.p99_ms));
         row.figures.insert("to_frame_p50_ms".to_owned(), latency.p50_ms);

@@ -167,8 +167,8 @@ impl Side {
         Ok(agent)
     }
 
-    /// Posts `posts` messages to all of `agents`. Returns how many were typed in a second, and how many never: a published
-    /// broker drops some, and types others twice, which makes it negative.
+    /// Posts `posts` messages to all of `agents`. Returns how many were typed in a second, and how many never: a
+    /// published broker drops some, and types others twice, which makes it negative.
     async fn injections(
         &self,
         agents: &[FakeAgent],

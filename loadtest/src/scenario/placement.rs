@@ -98,7 +98,7 @@ impl Fleet {
             delivered: placed,
             seconds,
             per_second: Some(placed as f64 / seconds),
-            answer: Latency::of(took),
+            answer: Latency::from_micros(took),
             ..Row::default()
         }
     }
@@ -112,8 +112,8 @@ impl Fleet {
         true
     }
 
-    /// What was promised runs now. The odd nodes' heartbeats tell a burst late; the engine has registered their
-    /// agents all the same, and the larger count holds.
+    /// Turns reserved agents into active ones. The odd nodes' heartbeats report a burst late; the engine has registered
+    /// their agents all the same, and the larger count holds.
     fn agents_come_up(&mut self) {
         for (at, node) in self.nodes.iter_mut().enumerate() {
             let located = node.active + node.reserved;

@@ -183,7 +183,7 @@ where
         accepted,
         seconds,
         per_second: Some(accepted as f64 / seconds),
-        answer: Latency::of(took),
+        answer: Latency::from_micros(took),
         cpu: Sample::now(&source.roots).since(&before),
         ..Row::default()
     })

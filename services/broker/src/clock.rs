@@ -20,6 +20,7 @@ pub(crate) fn timestamp(instant: Instant) -> Timestamp {
 
 /// The moment of a timestamp.
 pub(crate) fn instant(timestamp: Timestamp) -> Instant {
+    // Timestamps count from the origin, so none is negative.
     let millis = u64::try_from(timestamp.as_millis()).unwrap_or(0);
     *ORIGIN + Duration::from_millis(millis)
 }

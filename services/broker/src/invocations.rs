@@ -39,16 +39,16 @@ const SIDE_BY_SIDE: usize = 256;
 /// Outcomes by invocation; absent while one is being handled.
 #[derive(Debug, Default)]
 struct Outcomes {
-    known: HashMap<String, Option<KeptOutcome>>,
+    known: HashMap<String, Option<StoredOutcome>>,
     /// By age.
     order: VecDeque<(String, Instant)>,
     /// Of all outcomes.
     bytes: usize,
 }
 
-/// An outcome as it is kept: an output as its JSON text, whose size is known and smaller than that of the value.
+/// An outcome as it is stored: an output as its JSON text, whose size is known and smaller than that of the value.
 #[derive(Debug, Clone, PartialEq)]
-struct KeptOutcome(Result<String, String>);
+struct StoredOutcome(Result<String, String>);
 
 /// Handlers of invocations: the broker, and the runner that is connected.
 #[derive(Clone)]
@@ -88,7 +88,7 @@ pub(crate) async fn run(handlers: Handlers, mut invocations: mpsc::Receiver<Acti
                     };
                     // An engine gives the same invocation again when no handler was there.
                     let is_final = outcome != Err(UNAVAILABLE.to_owned());
-                    let remembered = is_final.then(|| KeptOutcome::new(&outcome));
+                    let remembered = is_final.then(|| StoredOutcome::new(&outcome));
                     // Before the result is sent: a repetition that follows it must find the outcome.
                     outcomes.lock().unwrap_or_else(PoisonError::into_inner).finish(&id, remembered);
                     handlers.services.link.send_result(result(id, outcome));
@@ -106,7 +106,7 @@ impl Outcomes {
     }
 
     /// Remembers an outcome; without one the invocation is handled once more when it comes again.
-    fn finish(&mut self, id: &str, outcome: Option<KeptOutcome>) {
+    fn finish(&mut self, id: &str, outcome: Option<StoredOutcome>) {
         match (outcome, self.known.get_mut(id)) {
             (Some(outcome), Some(known)) => {
                 self.bytes += outcome.len();
@@ -141,7 +141,7 @@ impl Outcomes {
     }
 }
 
-impl KeptOutcome {
+impl StoredOutcome {
     fn new(outcome: &Result<Value, String>) -> Self {
         Self(outcome.as_ref().map(Value::to_string).map_err(Clone::clone))
     }
@@ -293,7 +293,7 @@ mod tests {
         for number in 0..REMEMBERED + 10 {
             let id = number.to_string();
             outcomes.begin(&id);
-            outcomes.finish(&id, Some(KeptOutcome::new(&Ok(Value::Null))));
+            outcomes.finish(&id, Some(StoredOutcome::new(&Ok(Value::Null))));
         }
         assert_eq!(outcomes.known.len(), REMEMBERED);
         assert!(outcomes.known.contains_key("open") && !outcomes.known.contains_key("0"));
@@ -310,15 +310,15 @@ mod tests {
         for number in 0..100 {
             let id = number.to_string();
             outcomes.begin(&id);
-            outcomes.finish(&id, Some(KeptOutcome::new(&Ok(output.clone()))));
+            outcomes.finish(&id, Some(StoredOutcome::new(&Ok(output.clone()))));
         }
-        let kept: usize = outcomes.known.values().flatten().map(KeptOutcome::len).sum();
+        let kept: usize = outcomes.known.values().flatten().map(StoredOutcome::len).sum();
         assert!(kept == outcomes.bytes && kept <= REMEMBERED_BYTES && kept > REMEMBERED_BYTES - (1 << 20), "{kept}");
         assert!(outcomes.known.contains_key("open") && !outcomes.known.contains_key("0"));
         assert_eq!(outcomes.known.len(), outcomes.order.len());
         let newest = outcomes.known.remove("99").flatten().expect("the newest");
         assert_eq!(newest.restore(), Ok(output));
-        let failed = KeptOutcome::new(&Err("no".to_owned()));
+        let failed = StoredOutcome::new(&Err("no".to_owned()));
         assert_eq!((failed.len(), failed.restore()), (2, Err("no".to_owned())));
     }
 }

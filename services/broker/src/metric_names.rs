@@ -40,7 +40,8 @@ pub(crate) const REPORTS_DROPPED: &str = "relay_node_reports_dropped_total";
 /// Requests of agents to save or load notes dropped: another one waited. Counter.
 pub(crate) const CONTINUITY_DROPPED: &str = "relay_node_continuity_dropped_total";
 /// Entries of a queue of the broker. Gauge; label `queue`: `commands`, `mailboxes`, `early_frames`, `engine_replies`,
-/// `injections`, `invocations`, `key_frames`, `ledger`, `link_requests`, `node_socket`, `receipts`, `reports`, `runner`.
+/// `injections`, `invocations`, `key_frames`, `ledger`, `link_requests`, `node_socket`, `receipts`, `reports`,
+/// `runner`.
 pub(crate) const QUEUE_ITEMS: &str = "relay_node_queue_items";
 /// Entries dropped or given back because a queue was full. Counter; label `queue`: `engine_replies`, `invocations`,
 /// `link_requests`, `reads`, `runner`, `terminal_answers`.

@@ -55,7 +55,7 @@ pub(crate) async fn end_marked(host: &PtyHost, marker: &str) {
     let leftover = Leftover { root: ProcessIdentity::NONE, marker: marker.into() };
     match host.end_leftovers(&[leftover], Duration::ZERO).await {
         Ok(report) if report.survivors.is_empty() => {}
-        Ok(report) => tracing::error!(survivors = ?report.survivors, "processes outlive their program"),
+        Ok(report) => tracing::error!(survivors = ?report.survivors, "failed to end all processes of a program"),
         Err(error) => tracing::error!(%error, "the processes that a program has left could not be ended"),
     }
 }

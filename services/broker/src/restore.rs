@@ -100,10 +100,10 @@ async fn start_one(members: &Members, agent: RestorableAgent, roster: &Arc<Roste
         }
     };
     match outcome {
-        Ok(spawned) => tracing::info!(agent.name = name, pid = spawned.pid, "an agent runs again"),
+        Ok(spawned) => tracing::info!(agent.name = name, pid = spawned.pid, "agent restored"),
         // Otherwise the name is used elsewhere in the workspace.
         Err(AgentError::AlreadyExists { .. }) if spawner.services().agents.is_in_use(&name) => {
-            tracing::info!(agent.name = name, "a driver was faster");
+            tracing::info!(agent.name = name, "agent was started by a driver meanwhile, not restored");
         }
         Err(error) => {
             tracing::error!(agent.name = name, %error, "an agent could not be started again");

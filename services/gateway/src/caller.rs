@@ -41,14 +41,15 @@ pub(crate) fn find_bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// WebSocket subprotocol that the gateway selects. Clients that put a token into another one must offer it too: browsers
-/// fail a connection for which the server selects none of the offered ones.
+/// WebSocket subprotocol that the gateway selects. Clients that put a token into another one must offer it too:
+/// browsers fail a connection for which the server selects none of the offered ones.
 pub(crate) const SOCKET_PROTOCOL: &str = "relay.v1";
-/// Prefix of the subprotocol that carries a token, for clients that can set no header. It is never selected, so that the
-/// token is not echoed.
+/// Prefix of the subprotocol that carries a token, for clients that can set no header. It is never selected, so that
+/// the token is not echoed.
 const TOKEN_PROTOCOL: &str = "relay.token.";
 
-/// Returns the token of a socket's upgrade: that of the query, else of the `Authorization` header, else of a subprotocol.
+/// Returns the token of a socket's upgrade: that of the query, else of the `Authorization` header, else of a
+/// subprotocol.
 pub(crate) fn find_socket_token(query: Option<String>, headers: &HeaderMap) -> Option<String> {
     query
         .filter(|token| !token.is_empty())

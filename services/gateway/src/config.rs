@@ -95,8 +95,8 @@ pub struct Config {
     #[arg(long, env = "RELAY_HOSTED", value_enum, default_value_t = Switch::Off)]
     pub hosted: Switch,
 
-    /// Refuses to start without the installation's own keys, or with connections to other hosts that do not verify them.
-    /// Otherwise a hosted installation warns of it.
+    /// Refuses to start without the installation's own keys, or with connections to other hosts that do not verify
+    /// them. Otherwise a hosted installation warns of it.
     #[arg(long, env = "RELAY_REQUIRE_SECURE", value_enum, default_value_t = Switch::Off)]
     pub require_secure: Switch,
 

@@ -1,8 +1,9 @@
 //! Rate limits: the class of each route, the headers, and the refusal.
 //!
 //! The extractors of `caller` charge a request once its caller is known and before its body is read, so a refusal
-//! always means that nothing was done. The posts of a batch are charged one by one ([`PostCharges`]). [`ReportedStatus`]
-//! adds the headers to the response. Node sockets and their frames are not limited, apart from posts.
+//! always means that nothing was done. The posts of a batch are charged one by one ([`PostCharges`]).
+//! [`ReportedStatus`] adds the headers to the response. Node sockets and their frames are not limited, apart from
+//! posts.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

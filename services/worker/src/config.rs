@@ -56,7 +56,8 @@ pub(crate) struct Config {
     /// As for gateways: `id:base64` of 32 bytes, separated by commas.
     #[arg(long, env = "RELAY_SECRET_KEYS", default_value = "", hide_env_values = true)]
     secret_keys: KeyList,
-    /// As for gateways, where it restricts the creation of workspaces: a hosted installation warns of insecure settings.
+    /// As for gateways, where it restricts the creation of workspaces: a hosted installation warns of insecure
+    /// settings.
     #[arg(long, env = "RELAY_HOSTED", value_enum, default_value_t = check::Switch::Off)]
     pub(crate) hosted: check::Switch,
     /// As for gateways: refuses to start with insecure settings.

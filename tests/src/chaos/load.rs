@@ -102,7 +102,7 @@ impl Senders {
                         let first = number + sent.len();
                         let one = match patience {
                             Patience::Client => {
-                                let gateways = (0..).map(|try_no| api.at(&front.pick(first + try_no)));
+                                let gateways = (0..).map(|attempt| api.at(&front.pick(first + attempt)));
                                 send_as_client(gateways, &to, &text).await?
                             }
                             Patience::Outage => {

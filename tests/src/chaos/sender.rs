@@ -155,7 +155,7 @@ pub async fn send_twice(apis: &[Api; 2], target: &Target, text: &str) -> Result<
 async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &str, key: &str) -> Result<SentMessage> {
     let (path, body) = target.request(text);
     let (started, asked_at) = (Instant::now(), tick());
-    for (tries, api) in (1..).zip(apis) {
+    for (attempts, api) in (1..).zip(apis) {
         match api.without_retries().call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", key)]).await {
             Ok(reply) if reply.is_success() => {
                 let outcome = Outcome::Accepted(posted_message_id(&reply)?);
@@ -163,7 +163,7 @@ async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &
                     text: text.to_owned(),
                     target: target.clone(),
                     outcome,
-                    attempts: tries,
+                    attempts,
                     ticks: (asked_at, tick()),
                     key: Some(key.to_owned()),
                 });
@@ -195,7 +195,7 @@ pub async fn send_as_client(gateways: impl Iterator<Item = Api>, target: &Target
     let key = uuid::Uuid::new_v4().to_string();
     let (mut server_errors, mut no_answers, mut met) = (0, 0, Vec::new());
     let (mut pauses, asked_at) = (CLIENT_PAUSES.iter(), tick());
-    for (tries, api) in (1..).zip(gateways) {
+    for (attempts, api) in (1..).zip(gateways) {
         match api.without_retries().call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", &key)]).await {
             Ok(reply) if reply.is_success() => {
                 let outcome = Outcome::Accepted(posted_message_id(&reply)?);
@@ -203,7 +203,7 @@ pub async fn send_as_client(gateways: impl Iterator<Item = Api>, target: &Target
                     text: text.to_owned(),
                     target: target.clone(),
                     outcome,
-                    attempts: tries,
+                    attempts,
                     ticks: (asked_at, tick()),
                     key: Some(key),
                 };

@@ -13,12 +13,12 @@ const FOLDER: &str = "golden";
 /// Begins a line that not every run yields.
 const OPTIONAL: &str = "? ";
 const REQUIRED: &str = "  ";
-/// How much of two lines is shown around their first difference.
+/// Characters of two lines that are shown around their first difference.
 const SHOWN: usize = 160;
 
 /// Compares lines with the golden file `tests/golden/<name>.txt`.
 ///
-/// Where files share a folder below `golden`, a line of one may appear for the others: which of its states a client
+/// If files share a folder below `golden`, a line of one may appear for the others: which of its states a client
 /// happens to be shown is a matter of time, the states are not.
 ///
 /// # Errors

@@ -142,7 +142,7 @@ fn take_chunks(buffer: &mut Vec<u8>, body: &mut Vec<u8>) -> bool {
     }
 }
 
-/// What a WebSocket message is to a recording.
+/// WebSocket message as a recording has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Text(String),

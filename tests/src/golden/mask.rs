@@ -39,7 +39,7 @@ static VARYING: LazyLock<Regex> = LazyLock::new(|| {
 pub struct Names {
     known: HashMap<String, String>,
     counts: HashMap<String, usize>,
-    /// Whether further values get no number of their own.
+    /// Set when further values get no number of their own.
     complete: bool,
 }
 

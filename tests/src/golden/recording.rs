@@ -1,4 +1,4 @@
-//! What has passed between clients and the engine.
+//! Recording of the traffic between clients and the engine.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -134,7 +134,7 @@ fn within(prefix: &str, place: &str, value: &Value, lines: &mut BTreeSet<String>
     }
 }
 
-/// Whether what stands below this key is the tenants' own.
+/// Returns whether the content below this key is the tenants' own.
 fn is_free(key: &str) -> bool {
     matches!(key, "metadata" | "input" | "output" | "payload_schema" | "input_schema" | "output_schema" | "blocks")
 }

@@ -124,7 +124,7 @@ async fn pass(client: TcpStream, server: TcpStream, recording: Recording) {
     }
 }
 
-/// How a pump ended.
+/// Reason for the end of a pump.
 #[derive(PartialEq)]
 enum End {
     Closed,

@@ -13,7 +13,7 @@ use super::recording::Entry;
 /// Headers that are the connection's and not the answer's.
 const CONNECTION: [&str; 6] =
     ["connection", "content-length", "date", "sec-websocket-accept", "transfer-encoding", "upgrade"];
-/// What every answer has; only what is missing or other than this is written down.
+/// Headers of every answer; only missing and different ones are written down.
 const USUAL: [(&str, &str); 6] = [
     ("access-control-allow-origin", "*"),
     (
@@ -25,7 +25,7 @@ const USUAL: [(&str, &str); 6] = [
     ("x-correlation-id", "<hex32>"),
     ("x-request-id", "<hex32>"),
 ];
-/// How much of a body is written down, if it is JSON and if it is not.
+/// Maximum bytes of a body that are written down, if it is JSON and if it is not.
 const LONGEST: [usize; 2] = [64 * 1024, 1024];
 /// Refusals that say "nothing was done": on a busy machine any request may get one.
 const SHED: [&str; 2] = [r#""code":"database_overloaded""#, r#""code":"workspace_busy""#];
@@ -49,7 +49,7 @@ pub(super) fn lines(entries: &[Entry]) -> Vec<String> {
     lines
 }
 
-/// Whether nothing was done for want of room, and the request was sent again.
+/// Returns whether the engine refused for want of room, did nothing, and the request was sent again.
 pub(super) fn was_shed(body: &[u8]) -> bool {
     let text = String::from_utf8_lossy(body);
     SHED.iter().any(|code| text.contains(code))

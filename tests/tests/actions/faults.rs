@@ -130,14 +130,14 @@ impl Connected {
 async fn an_unsent_invocation_of_a_dead_gateway_is_sent_by_another() -> Result<()> {
     let scene = Scene::start().await?;
     let mut node = scene.node(1, "box", "grind").await?;
-    let mut tries = 0;
+    let mut attempts = 0;
     let id = loop {
-        tries += 1;
+        attempts += 1;
         // A frozen gateway still holds its lease, so its node counts as connected for three seconds.
         scene.stack.gateway(1).sigstop();
         match scene.invoke(0, "grind").await {
             Ok(id) => break id,
-            Err(error) if tries == 5 => return Err(error),
+            Err(error) if attempts == 5 => return Err(error),
             Err(_) => scene.stack.gateway(1).sigcont(),
         }
         node = wait::until_ok("the node to be there again", SOON, || scene.node(1, "box", "grind")).await?;
@@ -447,17 +447,17 @@ async fn a_workspace_with_thousands_of_invocations_does_not_delay_others() -> Re
     // Invocations for an offline node are sent when it returns in time and fail otherwise.
     let node = box_.node;
     box_.socket.abort();
-    let away = wait::until_ok("the node to be away", SOON, || async {
+    let waiting = wait::until_ok("the node to be unavailable", SOON, || async {
         let (id, status, _) = spawn("two").await?;
         ensure!(status == "pending", "{status}");
         anyhow::Ok(id)
     });
-    let second = away.await?;
+    let second = waiting.await?;
     let mut socket = node.connect(&other.stack.gateway(0).ws_url()).await?;
     let told = |frame: &Value| frame["invocation_id"] == second.as_str();
     socket.expect_where("what waited", SOON, told).await?;
     socket.abort();
-    let hopeless = wait::until_ok("the node to be away again", SOON, || async {
+    let hopeless = wait::until_ok("the node to be unavailable again", SOON, || async {
         let (id, status, _) = spawn("three").await?;
         ensure!(status == "pending", "{status}");
         anyhow::Ok(id)

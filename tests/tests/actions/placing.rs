@@ -151,7 +151,7 @@ async fn queueable_invocations_wait_for_their_node_and_others_are_refused() -> R
     let mut first = socket(&node, 1).await?;
     first.request(register(&node, "p", &capabilities, 0)).await?;
     first.close().await?;
-    wait::until("the node to be away", SOON, || async {
+    wait::until("the node to be unavailable", SOON, || async {
         place.key.get("/v1/nodes/box").await.is_ok_and(|reply| reply.data()["live"] == false)
     })
     .await;
@@ -173,14 +173,14 @@ async fn at_most_a_hundred_invocations_wait_for_a_provider() -> Result<()> {
     let place = CallScene::new("queue").await?;
     let node = place.node("mill").await?;
     let queued = json!([{ "name": "grind", "kind": "action", "queue": true }]);
-    let mut away = socket(&node, 0).await?;
-    away.request(register(&node, "miller", &queued, 0)).await?;
-    away.close().await?;
+    let mut miller = socket(&node, 0).await?;
+    miller.request(register(&node, "miller", &queued, 0)).await?;
+    miller.close().await?;
     let mut beside = socket(&node, 1).await?;
     let baked = json!([{ "name": "bake", "kind": "action", "queue": true }]);
     beside.request(register(&node, "baker", &baked, 0)).await?;
     beside.close().await?;
-    wait::until("the node to be away", SOON, || async {
+    wait::until("the node to be unavailable", SOON, || async {
         place.key.get("/v1/nodes/mill").await.is_ok_and(|reply| reply.data()["live"] == false)
     })
     .await;
@@ -271,7 +271,7 @@ async fn a_provider_that_yielded_a_name_gets_no_invocations_of_it() -> Result<()
     }
     // Its `queue` setting is ignored too: the provider that owns the name did not set it.
     first.close().await?;
-    wait::until_ok("the first to be away", SOON, || async { invoke().await?.refused(503, "handler_unavailable") })
+    wait::until_ok("it to be unavailable", SOON, || async { invoke().await?.refused(503, "handler_unavailable") })
         .await?;
     let asked = second.expect_where("it", Duration::from_secs(1), |frame| frame["type"] == "action.invoke").await;
     assert!(asked.is_err(), "{asked:?}");
@@ -317,7 +317,7 @@ async fn a_wrapping_provider_gets_no_invocations_of_its_own_spawn() -> Result<()
 
     // Queued invocations are placed by the same rule. Those in progress are sent again.
     inner.close().await?;
-    wait::until_ok("the capacity to be away", SOON, || async {
+    wait::until_ok("the capacity to be unavailable", SOON, || async {
         let row = place.key.get("/v1/nodes/box").await?.success()?;
         let mut providers = row["providers"].as_array().into_iter().flatten();
         let inner = providers.find(|provider| provider["name"] == "inner");

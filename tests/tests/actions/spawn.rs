@@ -112,7 +112,7 @@ async fn spawn_errors_state_the_reason() -> Result<()> {
 
     // An offline node is waited for if it was named.
     socket.close().await?;
-    let waits = wait::until_ok("the node to be away", SOON, || async {
+    let waits = wait::until_ok("the node to be unavailable", SOON, || async {
         let ack = spawn(&lead, json!({ "name": "third", "cli": "sh", "node": "box" })).await?.success()?;
         anyhow::ensure!(ack["status"] == "pending", "{ack}");
         Ok::<_, anyhow::Error>(ack)
@@ -164,7 +164,7 @@ async fn an_agent_is_released_by_its_node_and_deleted_on_request() -> Result<()>
     lead.post("/v1/agents/spawn", json!({ "name": "alone", "cli": "sh" })).await?.success()?;
     register_spawned(&mut socket).await?;
     socket.close().await?;
-    wait::until_ok("the node to be away", SOON, || async {
+    wait::until_ok("the node to be unavailable", SOON, || async {
         lead.post("/v1/agents/release", json!({ "name": "alone" })).await?.refused(503, "agent_host_unavailable")
     })
     .await?;

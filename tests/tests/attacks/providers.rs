@@ -177,7 +177,7 @@ async fn nodes_with_many_capabilities_take_a_bounded_part_of_a_gateway() -> Resu
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_provider_of_a_large_node_is_answered_within_the_limit_of_clients() -> Result<()> {
     const LARGE_PROVIDERS: usize = 18;
-    /// Those whose capabilities are shown together in 900 KiB.
+    /// Number of providers whose capabilities are shown together in 900 KiB.
     const SHOWN_TOGETHER: usize = 14;
     let key = Api::create_workspace(shared().await.any_gateway(), "large-node").await?;
     let node = key.create_broker_node("node_large", "large").await?;

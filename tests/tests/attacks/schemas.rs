@@ -112,7 +112,7 @@ async fn a_schema_whose_work_multiplies_is_refused_when_it_is_defined() -> Resul
     Ok(())
 }
 
-/// What an older version has stored, and what costs as much as may be: both run beside others, not before them.
+/// Schemas that an older version has stored, and the costliest allowed ones, run beside others, not before them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_schema_stops_other_tenants() -> Result<()> {
     let stack = Stack::builder().gateways(1).start().await?;

@@ -36,10 +36,10 @@ struct Tenant {
 
 impl Tenant {
     async fn new(gateway: &str, name: &str) -> Result<Self> {
-        Self::of(Api::create_workspace(gateway, name).await?).await
+        Self::with_key(Api::create_workspace(gateway, name).await?).await
     }
 
-    async fn of(key: Api) -> Result<Self> {
+    async fn with_key(key: Api) -> Result<Self> {
         let ann = key.register_agent("ann").await?;
         key.as_agent(&ann).post("/v1/actions", json!({ "name": "run", "handler_agent": "ann" })).await?.success()?;
         Ok(Self { key, ann })
@@ -121,7 +121,7 @@ async fn a_family_with_a_long_backlog_delays_no_other_tenant() -> Result<()> {
     let patterns: Vec<String> = (0..PATTERNS_OF_MEMBER).map(|nth| format!("[ab]*a[ab]{{{}}}c", 3000 + nth)).collect();
     let members: Vec<Tenant> = stream::iter(create_family(gateway, CHILDREN).await?)
         .map(|key| async {
-            let member = Tenant::of(key).await?;
+            let member = Tenant::with_key(key).await?;
             for pattern in &patterns {
                 member.add_trigger(pattern).await?;
             }

@@ -105,7 +105,8 @@ async fn fault_05_a_release_ends_every_process_of_the_agent() -> Result<()> {
     let took = began.elapsed();
     let left = processes.iter().filter(|pid| is_running(**pid)).count();
     ensure!(is_published_broker() || left == 0, "{left} of {processes:?} run after the answer");
-    // The answer of a published broker that has not waited is no fault of its own if the processes end in the same time.
+    // The answer of a published broker that has not waited is no fault of its own if the processes end in the same
+    // time.
     let ended = wait::until_ok("their end", Duration::from_secs(6).saturating_sub(took), || async {
         let left: Vec<&u32> = processes.iter().filter(|pid| is_running(**pid)).collect();
         ensure!(left.is_empty(), "{left:?} of {processes:?} run");

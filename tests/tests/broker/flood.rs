@@ -1,6 +1,6 @@
 //! Agents that flood their output, beside calm ones and slow readers. In full with
-//! `cargo xtask chaos --test broker -E 'test(/^flood::/)' --no-capture`: 50 agents with 200 KB/s each for 10 minutes, and
-//! 50 that print as fast as they can for one.
+//! `cargo xtask chaos --test broker -E 'test(/^flood::/)' --no-capture`: 50 agents with 200 KB/s each for 10 minutes,
+//! and 50 that print as fast as they can for one.
 
 use std::time::{Duration, Instant};
 

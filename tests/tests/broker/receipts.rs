@@ -1,4 +1,5 @@
-//! What the broker tells the engine of agents: read receipts, and events for watchers about messages and sessions.
+//! Reports of the broker to the engine about agents: read receipts, and events about messages and sessions for
+//! watchers.
 
 use std::os::unix::fs::PermissionsExt as _;
 

@@ -145,7 +145,7 @@ struct Verdicts {
 }
 
 impl Verdicts {
-    fn of(kind: Kind, sent: usize, quoted: usize, log: &EventLog, scene: &Scene) -> Self {
+    fn collect(kind: Kind, sent: usize, quoted: usize, log: &EventLog, scene: &Scene) -> Self {
         let [events, upgrades] = ["delivery_verified", "delivery_upgraded"]
             .map(|event| kind.names().flat_map(|name| log.events(&name, event)).collect());
         let headers = kind.names().map(|name| quotes::count_headers(&scene.agent_log(&name))).sum();
@@ -249,12 +249,12 @@ async fn only_shown_messages_are_verified_and_nothing_is_typed_twice() -> Result
         let left = patience.saturating_sub(began.elapsed());
         // Also without all of them: the figures of a broker that misses some are to be seen.
         let _ = wait::until_ok("all verdicts", left.max(Duration::from_secs(1)), || async {
-            let found = Verdicts::of(kind, sent, quoted, &log, &scene);
+            let found = Verdicts::collect(kind, sent, quoted, &log, &scene);
             ensure!(found.is_complete(), "{} has {} verdicts", kind.name, found.events.len());
             anyhow::Ok(())
         })
         .await;
-        let verdicts = Verdicts::of(kind, sent, quoted, &log, &scene);
+        let verdicts = Verdicts::collect(kind, sent, quoted, &log, &scene);
         println!("{}", verdicts.figures());
         all.push(verdicts);
     }

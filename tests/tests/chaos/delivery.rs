@@ -142,7 +142,7 @@ async fn undeliverable_rows_become_tombstones_and_nothing_stalls() -> Result<()>
     scene.wait_acked("ada", 9, SOON).await;
     drop(sam_node);
     for settled in ["ada 2", "ada 4", "ada 5"] {
-        scene.ledger.history().excuse("ada", settled);
+        scene.ledger.history().allow_loss("ada", settled);
     }
     scene.verify(&[]).await
 }
@@ -187,7 +187,7 @@ async fn a_full_mailbox_assigns_no_seq_and_notifies_the_sender() -> Result<()> {
     scene.dm(&sam, 1, "ada", "room again").await?;
     scene.wait_received("ada", DEPTH + 1, SOON).await;
     ensure!(scene.ledger.texts("ada").last().is_some_and(|text| text == "room again"));
-    scene.ledger.history().excuse("ada", "one too many");
+    scene.ledger.history().allow_loss("ada", "one too many");
     scene.verify(&[]).await
 }
 
@@ -215,7 +215,7 @@ async fn a_delivery_that_expires_while_its_frame_is_held_is_not_sent() -> Result
         let request = json!({ "to": "ada", "text": text, "ttl_ms": TTL_MS });
         let (_, post) = send_accepted_request(&scene.api_of(&sam, 1), "ada", &text, request).await?;
         scene.ledger.history().record_post(post);
-        scene.ledger.history().excuse("ada", &text);
+        scene.ledger.history().allow_loss("ada", &text);
     }
     wait::until_ok("the last deliveries to expire", SOON, || async {
         let count = scene.database.expired_count().await?;

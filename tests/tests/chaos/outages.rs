@@ -82,7 +82,7 @@ async fn posts_and_deliveries_continue_while_nats_is_unavailable() -> Result<()>
         scene.wait_received("bob", sent, SOON).await;
         slowest = slowest.max(started.elapsed());
     }
-    println!("{sent} each with nats away, the slowest after {slowest:?}");
+    println!("{sent} each with NATS unavailable, the slowest after {slowest:?}");
     scene.wait_acked("ada", sent, SOON).await;
     wait_for_metric(&scene, "relay_nats_connected", 0.0).await;
     // Both agents were connected all the time, so messages without a live copy were not replays.

@@ -108,7 +108,7 @@ async fn run_round(
                     let (_, post) = send_accepted(&ann, &agent, &text).await?;
                     history.record_post(post);
                     if is_dead(*number) {
-                        history.excuse(&agent, &text);
+                        history.allow_loss(&agent, &text);
                     }
                 }
             }
@@ -157,7 +157,7 @@ async fn run_round(
         ensure!(highest == i64::try_from(at.len())?, "endpoint {number}: {highest} of {}", at.len());
     }
     judge(&history, &Database::connect(field.stack.database_url())?, &key, Losses::None).await?;
-    ensure!(receiver.max_concurrency() <= 1, "{} tries of one delivery at once", receiver.max_concurrency());
+    ensure!(receiver.max_concurrency() <= 1, "{} attempts of one delivery at once", receiver.max_concurrency());
     latencies.sort_unstable();
     let p99 = latencies.get(latencies.len() * 99 / 100).copied().unwrap_or_default();
     println!("{name}: {} deliveries, p99 {p99:?}, {repeats} came again, {kills} kills", latencies.len());

@@ -124,7 +124,7 @@ async fn direct_node() -> Result<()> {
     walk.end()
 }
 
-/// What the socket left is delivered again to the next one, with a tombstone for what has expired since.
+/// Records that the next socket gets the unsettled deliveries again, with a tombstone for each that expired since.
 async fn left_over(walk: &Walk, ada: &Api, bob: &Api, socket: NodeSocket) -> Result<()> {
     socket.close().await?;
     ask(ada, r#"POST /v1/dm {"to":"bob","text":"short-lived","ttl_ms":1000}"#).await?;

@@ -1,4 +1,4 @@
-//! What the chapters share: a workspace behind two taps, and requests written on one line.
+//! Fixture of all chapters: a workspace behind two taps, and requests written on one line.
 
 use anyhow::{Context, Result};
 use relay_acceptance::golden::{Recording, Tap, compare};

@@ -179,13 +179,13 @@ async fn seqs_that_a_broker_has_received_are_not_assigned_again() -> Result<()> 
     let scene = Scene::restored().await?;
     assert_eq!(scene.next_seq().await?, 2 + MARGIN, "the first, and the margin");
     // Written before the broker reconnects: it gets a number that the broker has already seen.
-    let anew = scene.send("anew").await?;
+    let next = scene.send("next").await?;
     assert_eq!(scene.next_seq().await?, 9);
 
     let mut socket = scene.socket(10).await?;
     let frame = socket.expect_where("the message", SOON, |frame| frame["payload"]["type"] == "dm.received").await?;
-    assert_eq!((&frame["seq"], &frame["payload"]["data"]["text"]), (&Value::from(11), &Value::from("anew")), "{frame}");
-    assert_eq!(frame["payload"]["data"]["id"], anew["message"]["id"], "{frame}");
+    assert_eq!((&frame["seq"], &frame["payload"]["data"]["text"]), (&Value::from(11), &Value::from("next")), "{frame}");
+    assert_eq!(frame["payload"]["data"]["id"], next["message"]["id"], "{frame}");
     scene.record(&frame)?;
     scene.ack(&socket, 11).await?;
     assert_eq!(scene.lost().await?, 2, "of 9 and 10 nothing is known");

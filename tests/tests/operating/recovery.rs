@@ -176,12 +176,12 @@ async fn deliveries_lost_in_a_restore_are_recovered_or_reported() -> Result<()> 
     // Readiness implies recovery: new numbers are above all assigned ones.
     assert_eq!(number(&stack, HEAD, &scene.id).await?, 5);
     let mut socket = scene.socket().await?;
-    scene.send("anew").await?;
+    scene.send("later").await?;
     let mut again: Vec<(i64, String, String)> = Vec::new();
     while again.last().is_none_or(|(seq, ..)| *seq < 5) {
         again.push(scene.next(&mut socket).await?);
     }
-    assert_eq!(again.last().context("the new one")?, &(5, "dm.received".to_owned(), "anew".to_owned()));
+    assert_eq!(again.last().context("the new one")?, &(5, "dm.received".to_owned(), "later".to_owned()));
     let kinds: Vec<_> = again.iter().map(|(seq, kind, words)| (*seq, kind.as_str(), words.as_str())).collect();
     assert!(
         kinds.contains(&(2, "dm.received", "after")) && kinds.contains(&(4, "dm.received", "after that")),
@@ -207,7 +207,7 @@ async fn deliveries_lost_in_a_restore_are_recovered_or_reported() -> Result<()> 
     let conversation = text(&listed[0]["id"]).to_owned();
     let messages = scene.key.as_agent(&scene.ada).get(&format!("/v1/dm/{conversation}/messages")).await?.success()?;
     let found: HashSet<&str> = messages.as_array().context("messages")?.iter().map(|one| text(&one["text"])).collect();
-    assert!(found.is_superset(&HashSet::from(["before", "after", "after that", "anew"])), "{messages}");
+    assert!(found.is_superset(&HashSet::from(["before", "after", "after that", "later"])), "{messages}");
     scene.verify(&stack, Losses::Within(&[lost_since_copy])).await?;
     assert_eq!(scene.history.lost_ids(), [text(&lost["message"]["id"])], "the log had the others");
     Ok(())
@@ -241,7 +241,7 @@ async fn seqs_skip_the_margin_when_the_log_is_lost_too() -> Result<()> {
                  WHERE c.workspace_id = WORKSPACE AND a.name = 'ada'";
     assert_eq!(number(&stack, idle, &scene.id).await?, 1000);
     let mut socket = scene.socket().await?;
-    scene.send("anew").await?;
+    scene.send("later").await?;
     // A position within the skipped range is settled: waiting deliveries come first, then new ones.
     let first = scene.next(&mut socket).await?;
     assert_eq!(first, (1, "dm.received".to_owned(), "waits".to_owned()));
@@ -251,7 +251,7 @@ async fn seqs_skip_the_margin_when_the_log_is_lost_too() -> Result<()> {
             break frame;
         }
     };
-    assert_eq!(last, (1002, "dm.received".to_owned(), "anew".to_owned()));
+    assert_eq!(last, (1002, "dm.received".to_owned(), "later".to_owned()));
 
     // Settling waiting deliveries over REST settles the skipped numbers too.
     let cyd = scene.key.as_agent(&cyd);
@@ -261,7 +261,7 @@ async fn seqs_skip_the_margin_when_the_log_is_lost_too() -> Result<()> {
     let floor = "SELECT c.settled_floor FROM mailbox_cursors c JOIN agents a USING (workspace_id, agent_id)
                   WHERE c.workspace_id = WORKSPACE AND a.name = 'cyd'";
     assert_eq!(number(&stack, floor, &scene.id).await?, 1001);
-    scene.history.excuse("cyd", "waits as well");
+    scene.history.allow_loss("cyd", "waits as well");
     scene.verify(&stack, Losses::Within(&[lost_since_copy])).await?;
     assert_eq!(scene.history.lost_ids().len(), 1, "\"lost for good\"");
     Ok(())

@@ -55,7 +55,7 @@ struct Receiver {
 }
 
 impl Sender {
-    fn of(resource: Option<Resource>) -> Self {
+    fn from_resource(resource: Option<Resource>) -> Self {
         let attributes = resource.map(|resource| resource.attributes).unwrap_or_default();
         let said = |key: &str| {
             let found = attributes.iter().find(|attribute| attribute.key == key);
@@ -85,7 +85,7 @@ impl MetricsService for Receiver {
     ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
         let mut known = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         for resource in request.into_inner().resource_metrics {
-            let sender = Sender::of(resource.resource);
+            let sender = Sender::from_resource(resource.resource);
             for metric in resource.scope_metrics.into_iter().flat_map(|scope| scope.metrics) {
                 known.insert((sender.clone(), metric.name.clone()), metric);
             }
@@ -102,7 +102,7 @@ impl TraceService for Receiver {
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         let mut known = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         for resource in request.into_inner().resource_spans {
-            let sender = Sender::of(resource.resource);
+            let sender = Sender::from_resource(resource.resource);
             let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
             known.extend(spans.map(|span| (sender.clone(), span)));
         }
@@ -193,7 +193,8 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
         }
     }
 
-    // A frame whose live copy is late is read from Postgres and belongs to the commit: then another message is followed.
+    // A frame whose live copy is late is read from Postgres and belongs to the commit: then another message is
+    // followed.
     let mut followed = Err(anyhow::anyhow!("nothing was followed"));
     for seq in WAITING + 1..=WAITING + TRACES {
         let trace = trace(seq);

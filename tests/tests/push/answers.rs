@@ -154,7 +154,7 @@ async fn in_response_mode_the_body_may_reject_the_delivery() -> Result<()> {
     scene.send("one").await?;
     scene.send("two").await?;
     scene.wait_for_deliveries("the next to be acked", "?status=acked", |rows| rows.len() == 1).await?;
-    assert_eq!(scene.receiver.seqs("/hook"), [1, 2], "there is no second try");
+    assert_eq!(scene.receiver.seqs("/hook"), [1, 2], "there is no second attempt");
     let letters = scene.key.get("/v1/dead-letters?reason=rejected").await?.success()?;
     assert_eq!((letters[0]["seq"].as_i64(), text(&letters[0]["error"])), (Some(1), "no such room"), "{letters}");
     let failed = scene.deliveries("?status=failed").await?;
@@ -198,8 +198,8 @@ async fn unordered_deliveries_do_not_wait_for_one_that_fails() -> Result<()> {
     scene.wait_for_deliveries("all to be acked", "?status=acked", |rows| rows.len() == 10).await?;
     let mut seqs = scene.receiver.seqs("/hook");
     assert_eq!(seqs.len(), 11, "one came twice: {seqs:?}");
-    let tries: Vec<usize> = (0..seqs.len()).filter(|at| seqs[*at] == seqs[0]).collect();
-    assert!(tries.len() == 2 && tries[1] > 1, "the first one came again, with others in between: {seqs:?}");
+    let attempts: Vec<usize> = (0..seqs.len()).filter(|at| seqs[*at] == seqs[0]).collect();
+    assert!(attempts.len() == 2 && attempts[1] > 1, "the first one came again, with others in between: {seqs:?}");
     seqs.sort_unstable();
     seqs.dedup();
     assert_eq!(seqs, (1..=10).collect::<Vec<_>>());
@@ -297,7 +297,7 @@ async fn an_ack_during_the_last_attempt_prevents_a_failure_notice() -> Result<()
     let rows = scene.deliveries("").await?;
     let bob = scene.key.as_agent(&scene.bob);
     bob.post_empty(&format!("/v1/deliveries/{}/ack", text(&rows[0]["id"]))).await?.success()?;
-    wait::until_ok("the last try to be recorded", Duration::from_secs(40), || async {
+    wait::until_ok("the last attempt to be recorded", Duration::from_secs(40), || async {
         let attempts = scene.attempts(&rows[0]).await?;
         anyhow::ensure!(attempts.len() == 2, "{attempts:?}");
         Ok(())
@@ -378,16 +378,17 @@ async fn a_hung_endpoint_does_not_block_events_of_others() -> Result<()> {
         }
     }
     let is_it = |call: &Received| call.json()["data"]["emoji"] == "+1";
-    let hung_told = || hung.received().iter().filter(|call| is_it(call)).count();
-    let well_told = || {
+    let hung_calls = || hung.received().iter().filter(|call| is_it(call)).count();
+    let well_calls = || {
         let calls = well.events("/hook").into_iter();
         calls.filter(|call| is_it(call)).map(|call| call.at).collect::<Vec<_>>()
     };
     let reacted_at = Instant::now();
     react("+1".to_owned()).await?;
-    wait::until("the reaction", Duration::from_secs(40), || async { hung_told() == 1 && well_told().len() == 1 }).await;
+    wait::until("the reaction", Duration::from_secs(40), || async { hung_calls() == 1 && well_calls().len() == 1 })
+        .await;
     // A call that hangs times out after 10 s.
-    let took = well_told()[0] - reacted_at;
+    let took = well_calls()[0] - reacted_at;
     assert!(took < Duration::from_secs(8), "{took:?}");
     Ok(())
 }

@@ -87,10 +87,10 @@ async fn a_failed_attempt_blocks_later_deliveries_and_is_retried_with_the_same_i
     // The message trace contains each attempt.
     let trace = scene.key.get(&format!("/v1/messages/{first}/trace")).await?.success()?;
     let steps = trace["deliveries"][0]["steps"].as_array().cloned().unwrap_or_default();
-    let tries: Vec<_> = steps.iter().filter(|step| step["step"] == "attempted").collect();
-    let reported: Vec<_> = tries.iter().map(|step| (&step["status"], text(&step["reason"]))).collect();
+    let attempt_steps: Vec<_> = steps.iter().filter(|step| step["step"] == "attempted").collect();
+    let reported: Vec<_> = attempt_steps.iter().map(|step| (&step["status"], text(&step["reason"]))).collect();
     assert_eq!(reported, shown, "{trace}");
-    assert!(tries.iter().all(|step| step["at"].is_string() && step["latency_ms"].is_i64()), "{trace}");
+    assert!(attempt_steps.iter().all(|step| step["at"].is_string() && step["latency_ms"].is_i64()), "{trace}");
     assert_eq!((&steps[0]["step"], &steps[steps.len() - 1]["step"]), (&json!("accepted"), &json!("acked")), "{trace}");
     assert!(steps.iter().all(|step| step["step"] != "sent"), "no socket was written to: {trace}");
     Ok(())

@@ -141,7 +141,7 @@ async fn a_failing_call_is_attempted_three_times_with_the_same_id() -> Result<()
     let received = receiver.wait_for(5, SOON).await;
     assert_eq!(texts(&received), ["fails", "fails", "fails", "refused", "fine"], "the next one waits for the first");
     let ids: HashSet<&str> = received[..3].iter().map(|call| call.header("webhook-id")).collect();
-    assert_eq!(ids.len(), 1, "the same id at each try");
+    assert_eq!(ids.len(), 1, "the same id at each attempt");
     assert_ne!(received[3].header("webhook-id"), received[2].header("webhook-id"));
     let pauses = [received[1].at - received[0].at, received[2].at - received[1].at];
     assert!(pauses[0] >= Duration::from_millis(900) && pauses[1] >= Duration::from_millis(1900), "{pauses:?}");

@@ -115,7 +115,7 @@ async fn two_workers_make_one_attempt_per_half_minute_at_a_failing_endpoint() ->
         let before = calls.iter().filter(|at| opened.is_none_or(|opened| **at < opened)).count();
         calls[before.saturating_sub(1)..].to_vec()
     };
-    wait::until("two tries after the opening", EVENTUALLY, || async { after_opening().len() >= 3 }).await;
+    wait::until("two attempts after the opening", EVENTUALLY, || async { after_opening().len() >= 3 }).await;
     let gaps: Vec<Duration> = after_opening().windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.iter().all(|gap| *gap > Duration::from_secs(25)), "the breaker is open for 30 s: {gaps:?}");
     Ok(())

@@ -375,7 +375,7 @@ async fn check_lookups_by_address(stack: &Stack) -> Result<()> {
 async fn resources_beyond_a_quota_are_not_created() -> Result<()> {
     let plans = json!({ "enterprise": { "agents": 2, "channels": 2, "nodes": 2, "mailbox_depth": 2 } });
     let stack = Stack::builder().env("RELAY_PLANS", plans.to_string()).start().await?;
-    let key = Api::create_workspace(stack.gateway(0).url(), "ceilings").await?;
+    let key = Api::create_workspace(stack.gateway(0).url(), "quotas").await?;
     for (path, list) in [("/v1/agents", "/v1/agents"), ("/v1/channels", "/v1/channels"), ("/v1/nodes", "/v1/nodes")] {
         let before = rows(&key, list).await?;
         // Eight concurrent requests on both gateways.

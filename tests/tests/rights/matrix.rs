@@ -28,7 +28,7 @@ struct World {
     /// Values of placeholders: of ann's objects and of bob's.
     own: BTreeMap<&'static str, String>,
     others: BTreeMap<&'static str, String>,
-    /// Those of ann, with an action that it handles.
+    /// Values of ann's objects, with an action that it handles.
     handled: BTreeMap<&'static str, String>,
 }
 

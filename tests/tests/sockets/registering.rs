@@ -70,11 +70,11 @@ async fn a_registration_waits_for_storage_to_recover() -> Result<()> {
     let (node, socket) = connect(&ada).await?;
     let held = scene.database.lock("LOCK TABLE providers IN ACCESS EXCLUSIVE MODE").await?;
     register(&node, &socket).await?;
-    let tries = RefCell::new(HashSet::new());
-    wait::until("the registration to be tried again", SOON, || async {
+    let attempts = RefCell::new(HashSet::new());
+    wait::until("a second attempt of the registration", SOON, || async {
         let since = scene.database.registration_waits_since().await.unwrap_or_default();
-        tries.borrow_mut().extend(since);
-        tries.borrow().len() > 1
+        attempts.borrow_mut().extend(since);
+        attempts.borrow().len() > 1
     })
     .await;
     held.rollback().await?;

@@ -166,7 +166,8 @@ fn jetstream_finding(known: &DatabaseFacts, log: &LogFacts) -> Finding {
             Verdict::Warn,
             format!(
                 "recreated {}, and not yet filled with what waits in {waiting} mailboxes in Postgres",
-                DateTime::from_timestamp_millis(state.created_at_ms).map(format_time).unwrap_or_default()
+                DateTime::from_timestamp_millis(state.created_at_ms)
+                    .map_or_else(|| "at an unknown time".to_owned(), format_time)
             ),
             Some("start a gateway or a worker: one of them fills it. Delivery goes on from Postgres meanwhile"),
         ),

@@ -50,7 +50,7 @@ struct PageOutcome {
 }
 
 impl PageOutcome {
-    fn due(&mut self, at: DateTime<Utc>) {
+    fn set_due(&mut self, at: DateTime<Utc>) {
         self.due_at = Some(self.due_at.map_or(at, |due| due.min(at)));
     }
 
@@ -63,7 +63,7 @@ impl PageOutcome {
     /// Waits for a row. A returning row does not block those behind it.
     fn wait_for_row(&mut self, row: &PushRow, at: DateTime<Utc>) -> ControlFlow<()> {
         if row.is_redelivery {
-            self.due(at);
+            self.set_due(at);
             return ControlFlow::Continue(());
         }
         *self = self.block_on_row(row, at);
@@ -117,7 +117,7 @@ async fn serve_until_idle(pusher: &Arc<PushDispatcher>, mut mailbox: LeasedMailb
             continue;
         }
         let now = pusher.storage.now();
-        let until_due = page_outcome.due_at.map(|at| (at - now).to_std().unwrap_or_default());
+        let until_due = page_outcome.due_at.map(|at| (at - now).to_std().unwrap_or_default()); // zero if overdue
         if page_outcome.is_blocked && until_due.is_some_and(|wait| wait > LINGER) {
             break;
         }
@@ -138,7 +138,7 @@ async fn serve_until_idle(pusher: &Arc<PushDispatcher>, mut mailbox: LeasedMailb
     }
     if page_outcome.again {
         page_outcome = PageOutcome::default();
-        page_outcome.due(pusher.storage.now());
+        page_outcome.set_due(pusher.storage.now());
     }
     release_mailbox(
         pusher,
@@ -207,7 +207,7 @@ async fn serve_page(
     if let Some(at) = page.next_redelivery_at
         && !page_outcome.is_blocked
     {
-        page_outcome.due(at);
+        page_outcome.set_due(at);
     }
     page_outcome.again |= page.has_more && !page_outcome.is_blocked;
     page_outcome
@@ -314,7 +314,7 @@ impl PageRun<'_> {
                     ControlFlow::Continue(())
                 }
                 RowAction::Postpone(at) => {
-                    page_outcome.due(at);
+                    page_outcome.set_due(at);
                     pass_row(mailbox, row);
                     ControlFlow::Continue(())
                 }
@@ -413,7 +413,7 @@ impl PageRun<'_> {
                     is_run &= row.is_redelivery;
                 }
                 Some(RowResult::Attempted(attempt)) => match attempt.outcome {
-                    AttemptOutcome::Retry { at, .. } => page_outcome.due(at),
+                    AttemptOutcome::Retry { at, .. } => page_outcome.set_due(at),
                     AttemptOutcome::Disabled { .. } => page_outcome.is_lost = true,
                     AttemptOutcome::Delivered | AttemptOutcome::Acked | AttemptOutcome::DeadLettered { .. } => {}
                 },
@@ -425,7 +425,7 @@ impl PageRun<'_> {
                 Some(RowResult::Nothing) | None => {}
             }
             if let RowAction::Postpone(at) | RowAction::Wait(at) = action {
-                page_outcome.due(at);
+                page_outcome.set_due(at);
             }
             if is_run {
                 pass_row(mailbox, row);

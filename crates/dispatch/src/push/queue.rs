@@ -21,8 +21,8 @@ use serde_json::Value;
 
 use crate::QueueResult;
 
-/// Mailboxes of http_push nodes, as one worker claims and settles them. Each write is fenced by the worker's lease and the
-/// mailbox's epoch, so that a worker that has lost either changes nothing.
+/// Mailboxes of http_push nodes, as one worker claims and settles them. Each write is fenced by the worker's lease and
+/// the mailbox's epoch, so that a worker that has lost either changes nothing.
 #[async_trait]
 pub trait PushQueue: Send + Sync + 'static {
     /// Id of this worker, under which it holds its lease. New with each start.

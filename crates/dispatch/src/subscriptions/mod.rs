@@ -1,5 +1,6 @@
 //! Delivery of events to subscriptions. Each subscription is leased as a whole and served by a task of its own, so that
-//! a slow endpoint delays no other; failing ones have permits of their own.
+//! a slow endpoint delays no other; failing ones have permits of their own. Main types: [`SubscriptionDispatcher`], and
+//! [`SubscriptionQueue`], the storage that it serves.
 
 mod queue;
 mod request;

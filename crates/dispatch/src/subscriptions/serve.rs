@@ -136,6 +136,7 @@ async fn attempt_call<Q: SubscriptionQueue>(
     // before.
     let Some(run) = queue.record(leased, &attempt, LEASE).await? else { return Ok(NextStep::Abandon) };
     leased.failures = run.failures;
+    // Zero without a failure, and for a first failure that another clock has put after `now`.
     let failing_for = run.since.and_then(|since| (now - since).to_std().ok()).unwrap_or_default();
     let reason = match verdict {
         AnswerClass::Delivered => return Ok(NextStep::Continue),

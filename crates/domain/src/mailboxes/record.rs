@@ -189,9 +189,9 @@ pub enum DeliveryReport {
     Ack,
     Fail {
         error: Option<String>,
-        /// `Some(true)`: the delivery is retried, in place on http_push and poll nodes and as a new delivery on ws nodes,
-        /// whose brokers drop ids that they have seen. `Some(false)`: it becomes a dead letter. `None`: the failure is
-        /// recorded only.
+        /// `Some(true)`: the delivery is retried, in place on http_push and poll nodes and as a new delivery on ws
+        /// nodes, whose brokers drop ids that they have seen. `Some(false)`: it becomes a dead letter. `None`: the
+        /// failure is recorded only.
         retryable: Option<bool>,
     },
     Defer {

@@ -1,6 +1,6 @@
 //! Nodes: their kinds and roles, and the kinds of their capabilities. Nodes with their providers are in [`roster`],
 //! placement of work is in [`placement`], replacement of a provider's connection in [`takeover`], rules of tags in
-//! [`tags`].
+//! [`tags`]. Main types: [`Node`], [`NodeProvider`], [`NodeKind`], [`NodeRole`], [`CapabilityKind`].
 
 pub mod placement;
 pub mod roster;

@@ -1,4 +1,5 @@
-//! Rules for recovering from a database that was restored to an older state. Used by the engine's recovery.
+//! Rules for recovering from a database that was restored to an older state. Main types:
+//! [`LogCoverage`] and [`LogMarks`]. Used by the engine's recovery.
 
 use std::time::Duration;
 

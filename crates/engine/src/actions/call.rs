@@ -396,6 +396,7 @@ pub(super) fn check_value(field: &'static str, value: &Value) -> EngineResult<()
 /// Summarizes a placement for the caller.
 fn describe_skipped(record: &PlacementRecord) -> String {
     let describe = |skip: &SkippedNode| {
+        // A record without the name of the node has its id.
         let node = skip.node.as_deref().unwrap_or(skip.node_id.as_str());
         format!("{node}: {}", skip.reason.replace('_', " "))
     };

@@ -1,7 +1,8 @@
 //! Actions: work that agents may request from nodes and other agents. Spawning and releasing agents is such work.
 //!
-//! This file defines actions. `call` creates invocations, `outcome` ends them, `dispatch` sends them to sockets,
-//! `retry` is the worker's part. Only Postgres makes an invocation durable; everything else is a hint.
+//! This file has the main type, [`Actions`], and defines actions. `call` creates invocations, `outcome` ends them,
+//! `dispatch` sends them to sockets, `retry` is the worker's part. Only Postgres makes an invocation durable;
+//! everything else is a hint.
 
 pub mod redispatch;
 pub mod spawn;

@@ -154,10 +154,10 @@ impl Actions {
         })
     }
 
-    /// Ends the agent whose release its node reports, and deletes it if the caller has asked for that. A node has ended it
-    /// unless it says otherwise; a policy may have refused, so it must say so. This precedes the outcome, so that the name
-    /// is free when the caller learns of it; a process that stops between the two leaves an open invocation, which the
-    /// node answers again.
+    /// Ends the agent whose release its node reports, and deletes it if the caller has asked for that. A node has ended
+    /// it unless it says otherwise; a policy may have refused, so it must say so. This precedes the outcome, so that
+    /// the name is free when the caller learns of it; a process that stops between the two leaves an open invocation,
+    /// which the node answers again.
     async fn end_released(&self, fence: &Fence, id: InvocationId, is_released: Option<bool>) -> EngineResult<()> {
         let Some(agent) = self.core.store.agent_of_release(fence, id).await? else { return Ok(()) };
         if agent.is_placed_on_policy && is_released.is_none() {
@@ -196,7 +196,10 @@ impl Actions {
     }
 
     /// Returns outcomes that are 2 s old or older and were not sent to these callers.
-    pub async fn untold_outcomes(&self, callers: &[(WorkspaceScope, AgentId)]) -> EngineResult<Vec<OutcomeNotice>> {
+    pub async fn unannounced_outcomes(
+        &self,
+        callers: &[(WorkspaceScope, AgentId)],
+    ) -> EngineResult<Vec<OutcomeNotice>> {
         Ok(self.core.store.unannounced_outcomes(callers, OUTCOME_NOTICE_MAX_AGE).await?)
     }
 

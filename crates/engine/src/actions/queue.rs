@@ -43,15 +43,15 @@ const RESOLVE_RETRY: Duration = Duration::from_millis(250);
 
 /// Item of a queue, and the family whose turn and share it takes.
 #[derive(Debug)]
-pub(crate) struct Queued<T> {
+pub(crate) struct QueuedRequest<T> {
     family: FamilyId,
     item: T,
 }
 
 /// New invocation that waits for its transaction.
-pub(crate) type QueuedCall = Request<Queued<NewInvocation>, EngineResult<InvokeOutcome>>;
+pub(crate) type QueuedCall = Request<QueuedRequest<NewInvocation>, EngineResult<InvokeOutcome>>;
 /// Outcome that waits for its transaction.
-pub(crate) type QueuedOutcome = Request<Queued<InvocationOutcome>, EngineResult<OutcomeRecording>>;
+pub(crate) type QueuedOutcome = Request<QueuedRequest<InvocationOutcome>, EngineResult<OutcomeRecording>>;
 
 /// Senders of the two queues.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl CallQueues {
     }
 
     pub(super) async fn create(&self, family: FamilyId, new: NewInvocation) -> EngineResult<InvokeOutcome> {
-        submit(&self.calls, Queued { family, item: new }).await
+        submit(&self.calls, QueuedRequest { family, item: new }).await
     }
 
     pub(super) async fn record_outcome(
@@ -81,7 +81,7 @@ impl CallQueues {
         family: FamilyId,
         outcome: InvocationOutcome,
     ) -> EngineResult<OutcomeRecording> {
-        submit(&self.outcomes, Queued { family, item: outcome }).await
+        submit(&self.outcomes, QueuedRequest { family, item: outcome }).await
     }
 }
 
@@ -144,7 +144,7 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<QueuedCall
                     // The first time counts, or a workspace that is requeued again and again would never get its own
                     // batch.
                     starving_since.entry(workspace).or_insert_with(Instant::now);
-                    busy.push(Request { item: Queued { family, item }, reply });
+                    busy.push(Request { item: QueuedRequest { family, item }, reply });
                     continue;
                 }
                 Ok(InvokeOutcome::Created(_, Some(dispatch))) => engine.actions().hint_dispatch(&item, dispatch),

@@ -34,7 +34,7 @@ const PATTERN_BYTES: usize = 128 * 1024;
 /// Bound of an error message, in characters.
 const MAX_MESSAGE_CHARS: usize = 300;
 
-type CompiledCache = Cache<[u8; 32], Arc<Compiled>>;
+type CompiledCache = Cache<[u8; 32], Arc<CompiledSchema>>;
 
 /// Compiled schemas by the hash of their text, and the permits for the checks.
 pub(crate) struct Schemas {
@@ -49,7 +49,7 @@ impl Default for Schemas {
         Self {
             compiled: Cache::builder()
                 .max_capacity(CACHED_BYTES)
-                .weigher(|_, compiled: &Arc<Compiled>| compiled.bytes)
+                .weigher(|_, compiled: &Arc<CompiledSchema>| compiled.bytes)
                 .build(),
             permits: FairPermits::new((cores / 2).max(2)),
         }
@@ -130,7 +130,8 @@ impl Schemas {
     }
 }
 
-struct Compiled {
+/// Validator of one schema, with its bounds.
+struct CompiledSchema {
     validator: Validator,
     /// Costs of its patterns.
     patterns: PatternStates,
@@ -146,7 +147,7 @@ enum SchemaFault {
 
 /// Weighs and compiles a schema, unless it is known. Patterns are matched in linear time; references outside of the
 /// schema are refused.
-fn compile(known: &CompiledCache, schema: &Value) -> Result<Arc<Compiled>, SchemaFault> {
+fn compile(known: &CompiledCache, schema: &Value) -> Result<Arc<CompiledSchema>, SchemaFault> {
     let text = schema.to_string();
     let key = Sha256::digest(&text).into();
     if let Some(compiled) = known.get(&key) {
@@ -161,7 +162,7 @@ fn compile(known: &CompiledCache, schema: &Value) -> Result<Arc<Compiled>, Schem
         .map_err(|error| SchemaFault::Invalid(truncate_message(&error.to_string())))?;
     let bytes = text.len() * COMPILED_PER_BYTE + schema_cost::patterns(schema).len() * PATTERN_BYTES;
     let patterns = measure_patterns(schema);
-    let compiled = Arc::new(Compiled { validator, patterns, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) });
+    let compiled = Arc::new(CompiledSchema { validator, patterns, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) });
     known.insert(key, Arc::clone(&compiled));
     Ok(compiled)
 }
@@ -188,7 +189,7 @@ fn measure_patterns(schema: &Value) -> PatternStates {
     patterns.filter_map(|pattern| Some((pattern.to_owned(), measure(pattern)?))).collect()
 }
 
-fn check(compiled: &Compiled, input: &Value) -> EngineResult<()> {
+fn check(compiled: &CompiledSchema, input: &Value) -> EngineResult<()> {
     compiled.validator.validate(input).map_err(|error| {
         EngineError::Invalid(InvalidInput::ActionInput {
             path: error.instance_path().to_string(),

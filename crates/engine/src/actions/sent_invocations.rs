@@ -30,8 +30,8 @@ pub(crate) struct SentInvocations {
 }
 
 impl SentInvocations {
-    /// Adds an invocation, in place of an earlier attempt, or of an earlier connection of its provider. Connections note
-    /// what they have sent in no order.
+    /// Adds an invocation, in place of an earlier attempt, or of an earlier connection of its provider. Connections
+    /// note what they have sent in no order.
     pub(super) fn add(&self, sent: SentInvocation) {
         let mut waiting = self.lock();
         let has_room = waiting.len() < MAX_WAITING;
@@ -58,8 +58,8 @@ impl SentInvocations {
         self.lock().remove(&(scope, invocation));
     }
 
-    /// Waits for invocations to record, for a second at most. They stay until [`Self::remove_recorded`]: an outcome that
-    /// comes meanwhile must find them.
+    /// Waits for invocations to record, for a second at most. They stay until [`Self::remove_recorded`]: an outcome
+    /// that comes meanwhile must find them.
     pub(super) async fn next_batch(&self) -> Vec<SentInvocation> {
         let _ = tokio::time::timeout(Duration::from_secs(1), self.added.notified()).await;
         tokio::time::sleep(GATHER_FOR).await;

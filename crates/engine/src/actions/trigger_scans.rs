@@ -103,6 +103,7 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
         // Retention has dropped the events.
         return Ok(through(0, part.newest_seq));
     };
+    // A length always fits.
     let mut end = last.first_seq + i64::try_from(last.events.len()).unwrap_or(0) - 1;
     let mut posted = posted_messages(&records, part.reached_seq);
     if posted.is_empty() {
@@ -170,6 +171,7 @@ async fn matching_triggers<'a>(
     let Some(matched) = engine.actions().trigger_patterns.match_all(family, patterns, &message.text).await else {
         return Ok(None);
     };
+    // In range, and empty when all were matched: no more were matched than there are.
     let unmatched = with_pattern.get(matched.len()..).unwrap_or_default();
     if !unmatched.is_empty() {
         let unmatched: Vec<TriggerId> = unmatched.iter().map(|row| row.trigger_id).collect();

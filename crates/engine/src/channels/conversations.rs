@@ -201,8 +201,8 @@ impl Channels {
     /// Removes an agent from a group of the caller's; idempotent.
     ///
     /// # Errors
-    /// When the caller may not send and does not leave itself, the conversation or the agent is unknown, the caller takes
-    /// no part in it, or it is no group's.
+    /// When the caller may not send and does not leave itself, the conversation or the agent is unknown, the caller
+    /// takes no part in it, or it is no group's.
     pub async fn remove_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<()> {
         if agent_name.strip_prefix('@').unwrap_or(agent_name) != &*caller.name {
             self.core.authorize(caller, Operation::Send).await?;

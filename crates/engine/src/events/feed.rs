@@ -74,8 +74,8 @@ impl Feed {
 
     fn send(&self, event: LogEvent) {
         let next = event.seq + 1;
-        // First the number: a subscriber in between reads the event from Postgres and drops the copy. The other way round
-        // it would have the event from neither.
+        // First the number: a subscriber in between reads the event from Postgres and drops the copy. The other way
+        // round it would have the event from neither.
         self.next.store(next, Ordering::SeqCst);
         // No listener is fine.
         let _ = self.sender.send(Arc::new(event.without_large_frame()));

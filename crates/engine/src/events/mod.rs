@@ -1,4 +1,4 @@
-//! Events of a workspace for its observers.
+//! Events of a workspace for its observers. Main types: [`Events`], and [`EventStream`] for one observer.
 //!
 //! The transaction of a change records its events (`relay_store::events`). After the commit, `announce` publishes them
 //! to observers and to agents' sockets. `feed` is the receiving end: one gap-free order per workspace, repaired from

@@ -1,4 +1,4 @@
-//! Files: declared, uploaded to a signed URL, completed, attached, downloaded, deleted.
+//! Files: declared, uploaded to a signed URL, completed, attached, downloaded, deleted. Main type: [`Files`].
 //!
 //! The rows are in Postgres, the bytes in `relay-blobs`. Objects are named by ids only; a file's name is shown and
 //! never used for anything else.

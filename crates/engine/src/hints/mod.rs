@@ -77,8 +77,8 @@ impl Hints {
         self.notices.subscribe()
     }
 
-    /// Subscribes to the hints of all processes, except notices, from now on. A listener that lags by more than 4096 hints misses the
-    /// oldest.
+    /// Subscribes to the hints of all processes, except notices, from now on. A listener that lags by more than 4096
+    /// hints misses the oldest.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<Hint>> {
         self.local.subscribe()

@@ -117,6 +117,7 @@ async fn flush(core: &Core, moves: &CursorMoves, locked: LockedCursors) -> Engin
     for (nth, some) in statements.iter().enumerate() {
         match core.store.flush_cursors(some, locked, core.now()).await {
             Ok(flushed) => {
+                // A count, which is never negative.
                 let acked = u64::try_from(flushed.acked).unwrap_or(0);
                 metrics::counter!(relay_domain::metric_names::DELIVERIES_ACKED).increment(acked);
                 flushed

@@ -56,6 +56,7 @@ impl Mailboxes {
         mentions: &mut [Mention],
         conversations: &mut [UnreadChannel],
     ) -> EngineResult<ByteLease> {
+        // A message that was removed has an id and no size.
         let newest = |row: &UnreadChannel| Some((row.unread.newest_id?, row.unread.newest_bytes.unwrap_or(0)));
         let sizes = mentions.iter().map(|row| (row.message_id, row.text_bytes));
         let texts = divide_texts(sizes.chain(conversations.iter().filter_map(newest)));
@@ -90,6 +91,7 @@ fn divide_texts(sizes: impl Iterator<Item = (MessageId, i32)>) -> InboxTexts {
     let mut texts = InboxTexts::default();
     let mut whole_bytes = 0;
     for (id, bytes) in sizes {
+        // A length, which is never negative.
         let bytes = usize::try_from(bytes).unwrap_or(0);
         // A short text is whole in any case: its beginning would save nothing.
         if bytes <= BEGINNING_BYTES || whole_bytes + bytes <= WHOLE_TEXTS {

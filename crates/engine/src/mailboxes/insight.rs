@@ -58,6 +58,7 @@ impl Mailboxes {
         let deliveries = rows
             .into_iter()
             .zip(places)
+            // A delivery without attempts has none to show.
             .map(|(row, place)| trace_delivery(row, attempts_by_delivery.remove(&place).unwrap_or_default()))
             .collect();
         Ok(MessageTrace { message_id: id.to_string(), accepted_at: message.created_at.into(), deliveries })

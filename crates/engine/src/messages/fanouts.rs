@@ -77,8 +77,8 @@ impl OpenedFanout {
         let (mut published, mut stalled): (Option<(_, usize)>, bool) = (None, false);
         while let Some((batch, chunk)) = writer.write_next().await {
             if let Some((earlier, frames)) = published.take().filter(|_| !stalled) {
-                // JetStream stores in order: a whole fan-out there would delay what others post meanwhile. Behind a stall the
-                // other chunks do not wait, because they would hold the lane.
+                // JetStream stores in order: a whole fan-out there would delay what others post meanwhile. Behind a
+                // stall the other chunks do not wait, because they would hold the lane.
                 stalled = tokio::time::timeout(stall_timeout(frames), earlier).await.is_err();
             }
             let is_last = chunk.is_last;
@@ -98,7 +98,8 @@ impl OpenedFanout {
         });
     }
 
-    /// Passes a chunk to the publisher. The result completes, with an error, when the chunk has been published or given up.
+    /// Passes a chunk to the publisher. The result completes, with an error, when the chunk has been published or given
+    /// up.
     fn publish(&self, engine: &Engine, batch: BatchId, chunk: WrittenChunk) -> oneshot::Receiver<Infallible> {
         note_written(engine, self.send.scope(), &chunk);
         let (recipients, rows): (Vec<NewRecipient>, Vec<WrittenDelivery>) = chunk.deliveries.into_iter().unzip();

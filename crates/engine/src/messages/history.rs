@@ -56,6 +56,7 @@ impl Core {
         page: MessagePage,
         filters: &ObserverFilters,
     ) -> EngineResult<Option<FoundPage>> {
+        // The limit was checked, so it is positive.
         let row_bytes = usize::try_from(page.limit).unwrap_or(0).saturating_mul(ROW_BYTES);
         // The memory is not waited for: there may be no message. Without it the contents are read afterwards.
         let memory = self.answers.try_reserve(self.family(scope).await, LARGE_PART_BYTES + row_bytes);

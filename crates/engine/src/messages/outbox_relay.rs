@@ -15,7 +15,8 @@ const CLAIM_DURATION: Duration = Duration::from_secs(10);
 /// Batches per tick: at 512 deliveries a batch, as many as JetStream takes within a claim.
 const MAX_PER_TICK: i64 = 32;
 
-/// Publishes and marks overdue batches. Publishing twice is harmless: JetStream and sessions drop repeated frames.
+/// Publishes and marks overdue batches. Publishing twice is harmless: JetStream and mailbox streams drop repeated
+/// frames.
 pub async fn relay_unpublished_batches(engine: &Engine) -> EngineResult<TickOutcome> {
     let lag = engine.store().outbox_lag().await?;
     #[expect(clippy::cast_precision_loss, reason = "counted up to 10 000")]

@@ -1,8 +1,8 @@
 //! Publishing after the commit: live copies to the gateways with the recipients' sockets, deliveries into the log, and
 //! the outbox row marked as published.
 //!
-//! JetStream decides nothing: copies do not come from it. When it refuses a batch or stores it slowly, the connection to
-//! NATS may be broken, and gateways get a hint to read Postgres.
+//! JetStream decides nothing: copies do not come from it. When it refuses a batch or stores it slowly, the connection
+//! to NATS may be broken, and gateways get a hint to read Postgres.
 
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -416,6 +416,7 @@ fn log_frame(payloads: &mut SharedPayloads, row: &StoredDelivery, origin: Origin
         agent_id: row.agent_id,
         seq: row.seq,
         delivery_id: row.id().to_string(),
+        // Without a provider the agent is unassigned, which an empty name says.
         location: location(&row.location.0, row.location.1.as_deref().unwrap_or_default()),
         // Gateways read Postgres.
         gateways: Vec::new(),

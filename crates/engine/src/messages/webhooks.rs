@@ -95,6 +95,7 @@ impl Messages {
             token: TokenHash::from_token(&token),
             at: self.core.now(),
         };
+        // An unlimited quota leaves the fixed bound.
         let quota = self.quotas.limit(scope, Quota::Webhooks).await?.unwrap_or(MAX_PER_WORKSPACE);
         // Whatever a plan allows: a list shows no more of them.
         if !self.core.store.create_webhook(scope, &new, quota.min(MAX_PER_WORKSPACE)).await? {

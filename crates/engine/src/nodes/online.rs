@@ -1,6 +1,6 @@
 //! Agents that come online with the connection of their node. Those of direct nodes are found and marked in batches:
-//! thousands return at once after the end of a gateway, and each change takes a number of its workspace's events, for which
-//! its sends wait too.
+//! thousands return at once after the end of a gateway, and each change takes a number of its workspace's events, for
+//! which its sends wait too.
 
 use std::{sync::Weak, time::Duration};
 

@@ -425,6 +425,7 @@ async fn read_nodes(store: &Store, scope: WorkspaceScope, ids: &[NodeId]) -> Sto
         by_node.entry(provider.node_id.clone()).or_default().push(provider);
     }
     let entries = nodes.into_iter().map(|node| {
+        // A node without a row above has no provider.
         let providers = by_node.remove(&node.node_id).unwrap_or_default();
         RosterNode { node, providers }
     });

@@ -1,4 +1,4 @@
-//! Observers: callers that read a workspace without taking part in it.
+//! Observers: callers that read a workspace without taking part in it. Main types: [`Observers`], [`ObserverAccess`].
 //!
 //! An observer token is signed and carries its scopes and filters, so that any gateway checks it without reading
 //! storage. Later changes of tokens are kept in memory as overrides: loaded before the gateway serves, refreshed each

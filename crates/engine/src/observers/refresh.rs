@@ -140,6 +140,7 @@ impl Observers {
         let mut position = observers.refresher.position.lock().await;
         let began = Instant::now();
         let known = position.as_ref().filter(|known| known.began_at.elapsed() < REREAD_EVERY);
+        // From the beginning at first, and again after `REREAD_EVERY`.
         let since = known.map(|known| known.cursor).unwrap_or_default();
         // Read first: what changes meanwhile is found by the next refresh.
         let changes = self.core.store.observer_changes(since).await?;

@@ -75,6 +75,7 @@ impl Observers {
         let expires_at = check_expiry(new.expires_at, now)?;
         let (scopes, filters) = (scope_texts(new.scopes), encode_filters(check_filters(new.filters)?)?);
         let planned = self.quotas.limit(scope, Quota::ObserverTokens).await?;
+        // An unlimited quota leaves the fixed bound.
         let at_most = planned.unwrap_or(MAX_OBSERVER_TOKENS).min(MAX_OBSERVER_TOKENS);
         let token = NewObserverToken {
             token_id: ObserverTokenId::new(self.core.next_id()),

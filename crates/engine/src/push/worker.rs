@@ -32,8 +32,8 @@ const OLDEST_LIVE_ROW: chrono::Duration = chrono::Duration::days(7);
 /// Bound of the contents of one workspace that one read returns.
 const PAGE_BYTES: usize = 1024 * 1024;
 
-/// Mailboxes of http_push nodes as one worker claims and settles them. Its writes change nothing once its lease has expired
-/// or a mailbox has another epoch.
+/// Mailboxes of http_push nodes as one worker claims and settles them. Its writes change nothing once its lease has
+/// expired or a mailbox has another epoch.
 #[derive(Clone)]
 pub struct PushWorker {
     core: Core,
@@ -63,8 +63,8 @@ pub struct PushEndpoint {
 }
 
 impl Engine {
-    /// Creates a worker, which has no lease yet. Its id is new, so that mailboxes of an earlier process are fenced without
-    /// looking at its lease.
+    /// Creates a worker, which has no lease yet. Its id is new, so that mailboxes of an earlier process are fenced
+    /// without looking at its lease.
     #[must_use]
     pub fn push_worker(&self) -> PushWorker {
         PushWorker {

@@ -98,7 +98,7 @@ fn read_message(data: Value) -> Option<LoggedMessage> {
         metadata: data.metadata,
         attachments: data.attachments.unwrap_or_else(|| Value::Array(Vec::new())),
         mentions: data.mentions,
-        // A reply's frame has no mode of its own.
+        // A reply's frame has no mode of its own. A mode of a later version is delivered like most.
         mode: data.injection_mode.and_then(|mode| mode.parse().ok()).unwrap_or_default(),
         created_at: data.created_at,
     })

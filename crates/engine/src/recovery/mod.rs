@@ -208,7 +208,7 @@ async fn try_open(engine: &Engine, began: Instant, rounds: &mut u64) -> EngineRe
 fn open_database(engine: &Engine, database: &DatabaseState) -> bool {
     // Set before the epoch is opened: brokers that register then report their positions.
     *engine.inner.recovery.state.recovered_at.lock().unwrap_or_else(PoisonError::into_inner) = database.recovered_at;
-    let known = database.known();
+    let known = database.to_known();
     let before = engine.store().known_database();
     engine.store().open_epoch(known.clone());
     before.is_some_and(|before| !before.continues_as(&known))

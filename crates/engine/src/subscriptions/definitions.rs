@@ -76,6 +76,7 @@ impl Subscriptions {
             Some(self.secrets.seal(&secret_context(scope, id), &plain)?)
         };
         let new = NewSubscription { subscription: &subscription, secret: secret.as_ref() };
+        // An unlimited quota leaves the fixed bound.
         let quota = self.quotas.limit(scope, Quota::Subscriptions).await?.unwrap_or(MAX_PER_WORKSPACE);
         if !self.core.store.create_subscription(scope, &new, quota.min(MAX_PER_WORKSPACE)).await? {
             return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Subscriptions)));

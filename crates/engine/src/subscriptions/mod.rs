@@ -1,5 +1,5 @@
-//! Event subscriptions: their definitions, the matching of events, and the leases under which a worker serves them. The
-//! worker's dispatcher makes the calls.
+//! Event subscriptions: their definitions, the matching of events, and the leases under which a worker serves them.
+//! Main types: [`Subscriptions`] and [`Lease`]. The worker's dispatcher makes the calls.
 
 pub mod definitions;
 mod matching;

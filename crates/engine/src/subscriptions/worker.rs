@@ -54,8 +54,8 @@ impl Subscriptions {
         Ok(Duration::from_secs_f64(self.core.store.subscription_lag().await?))
     }
 
-    /// Marks the workspaces whose subscriptions want events of single deliveries as watched, for 10 minutes: such events are
-    /// recorded only there.
+    /// Marks the workspaces whose subscriptions want events of single deliveries as watched, for 10 minutes: such
+    /// events are recorded only there.
     pub async fn watch_deliveries(&self) -> EngineResult<()> {
         let mut after = None;
         loop {
@@ -171,9 +171,9 @@ impl Subscriptions {
         Ok(EventsMatched::Read)
     }
 
-    /// Reads pending calls in the order of their events, after giving up those that the subscription's agent may not read
-    /// any more: at most `limit`, as many as fit into [`CALL_BYTES`]. Waits for the memory, which is free again when the
-    /// lease is dropped.
+    /// Reads pending calls in the order of their events, after giving up those that the subscription's agent may not
+    /// read any more: at most `limit`, as many as fit into [`CALL_BYTES`]. Waits for the memory, which is free again
+    /// when the lease is dropped.
     pub async fn pending_calls(&self, lease: &Lease, limit: i64) -> EngineResult<(Vec<PendingCall>, ByteLease)> {
         // Checked again before each page: the agent may have lost a right or left a conversation since the event was
         // queued.
@@ -191,8 +191,8 @@ impl Subscriptions {
         Ok((calls, memory))
     }
 
-    /// Records an attempt and renews the lease. Returns the consecutive failures and the time of the first one; `None` when
-    /// the lease is lost.
+    /// Records an attempt and renews the lease. Returns the consecutive failures and the time of the first one; `None`
+    /// when the lease is lost.
     pub async fn record_attempt(
         &self,
         lease: &Lease,

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 
 use crate::{EngineError, EngineResult, Inner, due_work::WorkKind};
 
-/// Interval of refreshes, which read two indexes that are nearly always empty. Suspensions have no hint, and hold within a
-/// second.
+/// Interval of refreshes, which read two indexes that are nearly always empty. Suspensions have no hint, and hold
+/// within a second.
 const READ_EVERY: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -8,6 +8,7 @@ const BATCH_SIZE: i64 = 500;
 /// longer.
 pub async fn roll_up_usage(engine: &Engine) -> EngineResult<TickOutcome> {
     let done = engine.store().roll_up_usage(engine.now(), BATCH_SIZE).await?;
+    // Negative while less than a minute is uncounted, which is no lag.
     let lag = done.behind.map(|behind| (behind - chrono::TimeDelta::minutes(1)).to_std().unwrap_or_default());
     Ok(TickOutcome { worked: done.workspaces, more: done.more, lag })
 }

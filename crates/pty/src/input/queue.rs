@@ -52,7 +52,7 @@ impl QueueBound {
         u32::try_from(amount.min(self.limit)).unwrap_or(u32::MAX)
     }
 
-    fn taken(&self) -> usize {
+    fn used_units(&self) -> usize {
         self.limit - self.semaphore.available_permits().min(self.limit)
     }
 }
@@ -223,7 +223,7 @@ impl InputQueue {
 
     /// Bytes of user input and number of injections that were not written yet, and answers dropped so far.
     pub(crate) fn counts(&self) -> (usize, usize, u64) {
-        (self.input_room.taken(), self.injection_slots.taken(), self.lock().dropped_answers)
+        (self.input_room.used_units(), self.injection_slots.used_units(), self.lock().dropped_answers)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -117,7 +117,7 @@ impl StackBuilder {
             None => binaries::directory()?,
         };
         let state = match &self.state_dir {
-            Some(dir) => StateDir::kept(dir)?,
+            Some(dir) => StateDir::open(dir)?,
             None => StateDir::temporary()?,
         };
         let (postgres_dir, nats_dir) = (state.path().join("postgres"), state.path().join("nats"));

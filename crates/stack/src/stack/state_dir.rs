@@ -22,7 +22,7 @@ pub(super) enum StateDir {
 }
 
 impl StateDir {
-    pub(super) fn kept(dir: &Path) -> Result<Self> {
+    pub(super) fn open(dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir)?;
         Ok(Self::Kept(dir.canonicalize()?))
     }

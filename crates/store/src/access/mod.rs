@@ -1,5 +1,5 @@
-//! Credentials and secrets: token lookup, idempotency keys, encryption keys of the installation. Used by the engine's
-//! access layer.
+//! Credentials and secrets: token lookup, idempotency keys, encryption keys of the installation. Main
+//! types: `TokenLookup` with `TokenOwner`, `IdempotencyKey`, `EncryptedSecretRow`. Used by the engine's access layer.
 
 pub mod encrypted_secrets;
 pub(crate) mod idempotency;

@@ -1,6 +1,7 @@
 //! Actions: definitions, invocations with their placement and outcomes, and triggers. Callers: the engine's action,
 //! agent and trigger use cases. [`invoke`] creates invocations, [`redispatch`] retries them, [`record_outcomes`] and
-//! [`outcomes`] complete them. What belongs together is written in one transaction.
+//! [`outcomes`] complete them. Main types: `NewInvocation`, `InvokeOutcome`, `Dispatch`, `InvocationOutcome`. What
+//! belongs together is written in one transaction.
 
 pub(crate) mod candidates;
 pub mod defining;

@@ -19,8 +19,8 @@ use crate::{
 const PER_SCAN: i64 = 1000;
 /// Maximum number of outcomes of one caller in one scan; the newest are kept.
 const PER_CALLER: i64 = 100;
-/// Bound of the outcomes of one scan, and of those of one workspace, which are parsed. At least one of each workspace is
-/// returned.
+/// Bound of the outcomes of one scan, and of those of one workspace, which are parsed. At least one of each workspace
+/// is returned.
 const SCAN_BYTES: i64 = 8 * 1024 * 1024;
 const WORKSPACE_BYTES: i64 = 1024 * 1024;
 

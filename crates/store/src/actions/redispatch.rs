@@ -127,10 +127,11 @@ UPDATE invocations i
 RETURNING i.workspace_id";
 
 // Liveness is lost for longer than any reconnection takes. An invocation that was addressed to the lost node by name
-// moves as well, unless the node accepted it or started its agent; one that was queued for the node and never placed has
-// a target only. The former provider's epoch was raised when it was disconnected, and the next attempt has another node,
-// so a late result of the former one is refused. A release stays, because no other node runs the agent, and so does what
-// a policy for spawns had: elsewhere the capacity would be used without it. What was addressed to a deleted node fails.
+// moves as well, unless the node accepted it or started its agent; one that was queued for the node and never placed
+// has a target only. The former provider's epoch was raised when it was disconnected, and the next attempt has another
+// node, so a late result of the former one is refused. A release stays, because no other node runs the agent, and so
+// does what a policy for spawns had: elsewhere the capacity would be used without it. What was addressed to a deleted
+// node fails.
 const MOVE_EXPIRED: &str = formatcp!(
     "
 WITH expired AS MATERIALIZED (

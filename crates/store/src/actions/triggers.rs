@@ -165,8 +165,8 @@ impl Store {
             .map_err(StoreError::from_sqlx("reading enabled triggers"))
     }
 
-    /// Claims up to `limit` workspaces with unscanned events, for `seconds`: those that were scanned least recently, and
-    /// `of_family` of one family at most.
+    /// Claims up to `limit` workspaces with unscanned events, for `seconds`: those that were scanned least recently,
+    /// and `of_family` of one family at most.
     pub async fn claim_trigger_scans(&self, limit: i64, of_family: i64, seconds: i32) -> StoreResult<Vec<TriggerScan>> {
         // The rank is computed apart, because FOR UPDATE allows no window function. The claim is therefore checked
         // again on the row that is locked: another worker may have taken it since.
@@ -202,8 +202,8 @@ impl Store {
         Ok(rows.into_iter().map(scan).collect())
     }
 
-    /// Records the scan position `seq` and ends the claim now, so that the workspace queues behind the others. The update
-    /// requires the claimed position: a worker whose claim expired cannot move the position of its successor.
+    /// Records the scan position `seq` and ends the claim now, so that the workspace queues behind the others. The
+    /// update requires the claimed position: a worker whose claim expired cannot move the position of its successor.
     pub async fn finish_trigger_scan(&self, claimed: &TriggerScan, seq: EventSeq) -> StoreResult<()> {
         sqlx::query(
             "UPDATE trigger_progress SET reached_seq = $3, claimed_until = relay_now()
@@ -230,8 +230,8 @@ impl Store {
         Ok(())
     }
 
-    /// Claims the interval of a trigger for a message. Returns `false` if another message has claimed it and its minimum
-    /// interval is not over. The claiming message may claim it again: its invocation may have failed to start.
+    /// Claims the interval of a trigger for a message. Returns `false` if another message has claimed it and its
+    /// minimum interval is not over. The claiming message may claim it again: its invocation may have failed to start.
     pub async fn claim_trigger_interval(
         &self,
         scope: WorkspaceScope,

@@ -1,5 +1,5 @@
 //! Reads and changes of operators with direct access to the database. Called by `relay_admin`, and by a worker for
-//! erasures; never by a request of a client.
+//! erasures; never by a request of a client. Main types: [`WorkspaceSummary`], [`MailboxDetails`], [`DatabaseHealth`].
 
 mod erase;
 mod health;

@@ -1,5 +1,6 @@
 //! Agents: registration, presence, location, spawning, and the sessions that nodes run for them. Called by the engine's
-//! agent use cases, and by statements about nodes and actions that change agents in their own transaction.
+//! agent use cases, and by statements about nodes and actions that change agents in their own transaction. Main types:
+//! `NewAgent` with `Registration`, `NewBinding` with `BindOutcome`, `AgentRelease`.
 
 pub(crate) mod addresses;
 pub(crate) mod bindings;

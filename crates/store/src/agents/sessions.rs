@@ -1,5 +1,5 @@
-//! Sessions of agents that nodes run: results of spawns, the node of a session, releases, and events at the end of a session.
-//! Main type: [`AgentRelease`]; called by the engine's spawn and release use cases and by the worker.
+//! Sessions of agents that nodes run: results of spawns, the node of a session, releases, and events at the end of a
+//! session. Main type: [`AgentRelease`]; called by the engine's spawn and release use cases and by the worker.
 
 use std::collections::BTreeMap;
 
@@ -91,8 +91,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading the input of a spawn"))
     }
 
-    /// Returns the output of a spawn whose agent is located on this provider, else `None`. The agent need not be online: after
-    /// a reconnection the provider may report the result before its inventory.
+    /// Returns the output of a spawn whose agent is located on this provider, else `None`. The agent need not be
+    /// online: after a reconnection the provider may report the result before its inventory.
     pub async fn spawned_agent_output(&self, fence: &Fence, invocation: InvocationId) -> StoreResult<Option<Value>> {
         let row: Option<(AgentId, String, Option<String>)> = sqlx::query_as(
             "SELECT a.agent_id, a.name, a.session_ref
@@ -214,8 +214,8 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the agent that a provider is to release. `None` for other invocations, and for those of which the provider no
-    /// longer decides the outcome.
+    /// Returns the agent that a provider is to release. `None` for other invocations, and for those of which the
+    /// provider no longer decides the outcome.
     pub async fn agent_of_release(
         &self,
         fence: &Fence,
@@ -246,8 +246,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading the agent of a release"))
     }
 
-    /// Marks a released agent offline and records its end. Its node may report the end later, or never. An agent that was
-    /// bound again since the request was started again, and is left as it is.
+    /// Marks a released agent offline and records its end. Its node may report the end later, or never. An agent that
+    /// was bound again since the request was started again, and is left as it is.
     pub async fn end_released_agent(
         &self,
         scope: WorkspaceScope,
@@ -294,9 +294,9 @@ impl Store {
         Ok(recorded)
     }
 
-    /// Lists releases that have an outcome or never got an invocation, at most `limit`. Most of them have deleted their agent
-    /// before the outcome. A policy may end the agent after its answer, so its release waits until the agent has ended. An
-    /// agent that was spawned again meanwhile, or is still listed after 10 s, is not waited for.
+    /// Lists releases that have an outcome or never got an invocation, at most `limit`. Most of them have deleted their
+    /// agent before the outcome. A policy may end the agent after its answer, so its release waits until the agent has
+    /// ended. An agent that was spawned again meanwhile, or is still listed after 10 s, is not waited for.
     pub async fn settled_releases(&self, limit: i64) -> StoreResult<Vec<AgentRelease>> {
         // A release without an invocation after a minute: its process stopped between the two transactions.
         let rows: Vec<(WorkspaceId, InvocationId, AgentId, Option<String>, bool, Option<DateTime<Utc>>)> =
@@ -333,7 +333,8 @@ impl Store {
             .collect())
     }
 
-    /// Lists agents whose session has ended for good and whose deliveries are still to become dead letters, at most `limit`.
+    /// Lists agents whose session has ended for good and whose deliveries are still to become dead letters, at most
+    /// `limit`.
     pub async fn orphaned_mailboxes(&self, limit: i64) -> StoreResult<Vec<(WorkspaceScope, AgentId)>> {
         let rows: Vec<(WorkspaceId, AgentId)> = sqlx::query_as(
             "SELECT workspace_id, agent_id FROM agents WHERE mailbox_orphaned

@@ -1,5 +1,5 @@
-//! Connection to Postgres on which this crate executes its statements. [`DatabaseSession`] is what a lease or a transaction
-//! leads to.
+//! Connection to Postgres on which this crate executes its statements. [`DatabaseSession`] is what a lease or a
+//! transaction leads to.
 
 use futures::{future::BoxFuture, stream::BoxStream};
 use sqlx::{

@@ -73,7 +73,7 @@ impl Opening {
 
     /// Returns the beginning of a transaction under the database that the process knows now.
     pub(super) fn begin(&self) -> Begin<'_> {
-        let known = self.fence.known();
+        let known = self.fence.served_database();
         let sql = match &self.kind {
             Kind::Direct => known.as_ref().map_or_else(
                 // Tools know no database, and a recovery is not fenced by the one that it replaces.
@@ -82,6 +82,7 @@ impl Opening {
             ),
             Kind::Pooled { settings } => {
                 let check = known.as_ref().map(|known| require_database(known, self.fence.confirmations()));
+                // Without a known database there is no check, for the reason given above.
                 format!("BEGIN{settings}{}", check.unwrap_or_default())
             }
         };

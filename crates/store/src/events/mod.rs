@@ -186,6 +186,7 @@ impl EventColumns {
         for (scope, events) in &made {
             let kept: Vec<StoredEvent> = events.iter().map(StoredEvent::from).collect();
             columns.workspaces.push(scope.workspace_id());
+            // A length always fits.
             columns.counts.push(i64::try_from(events.len()).unwrap_or(0));
             // Strings, numbers and JSON values always encode.
             columns.bodies.push(serde_json::to_string(&kept).unwrap_or_default());
@@ -302,8 +303,8 @@ impl Store {
         let mut workspaces: Vec<WorkspaceId> = scopes.iter().map(|scope| scope.workspace_id()).collect();
         workspaces.sort_unstable();
         workspaces.dedup();
-        // A workspace with half of the time left is skipped, so that few renewals wait for the lock of its counter. Sorted,
-        // because several counters are locked.
+        // A workspace with half of the time left is skipped, so that few renewals wait for the lock of its counter.
+        // Sorted, because several counters are locked.
         sqlx::query(
             "INSERT INTO event_heads AS h (workspace_id, watched_until)
              SELECT k.workspace_id, relay_now() + make_interval(mins => $2)
@@ -322,8 +323,8 @@ impl Store {
         Ok(())
     }
 
-    /// Reads whole records with events above `since`, oldest first: at least `events` events, if the next 500 records hold
-    /// that many.
+    /// Reads whole records with events above `since`, oldest first: at least `events` events, if the next 500 records
+    /// hold that many.
     pub async fn events_since(
         &self,
         scope: WorkspaceScope,
@@ -379,8 +380,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading the range of an event log"))
     }
 
-    /// Removes up to `at_once` of the oldest records of workspaces whose log holds more than `kept` events. Returns the count
-    /// of removed records.
+    /// Removes up to `at_once` of the oldest records of workspaces whose log holds more than `kept` events. Returns the
+    /// count of removed records.
     pub async fn prune_events(&self, kept: i64, at_once: i64) -> StoreResult<u64> {
         let done = sqlx::query(
             "WITH long AS (

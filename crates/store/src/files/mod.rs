@@ -1,5 +1,5 @@
 //! File metadata ([`metadata`]), called by the engine, and the stored objects with their contents, called by the
-//! engine's uploads and by the worker's removal loop.
+//! engine's uploads and by the worker's removal loop. Main types: `NewFile`, `Completion`, `FileObject`.
 
 pub mod metadata;
 pub(crate) mod objects;

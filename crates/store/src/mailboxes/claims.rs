@@ -89,8 +89,8 @@ WITH free AS MATERIALIZED (
 SELECT seq, claim_count, leased_until FROM leased ORDER BY seq"
 );
 
-// The lease of a deferred delivery has ended, but its row stays: the deferral alone says when it is available. A time in
-// the past would make a waiting claim ask again at once.
+// The lease of a deferred delivery has ended, but its row stays: the deferral alone says when it is available. A time
+// in the past would make a waiting claim ask again at once.
 const NEXT_AVAILABLE: &str = formatcp!(
     "
 SELECT least(

@@ -115,8 +115,8 @@ const POSITIONS_OF_PROVIDERS: &str = const_format::concatcp!(
 /// `locked` sorts before it locks, so that concurrent flushes take the row locks in one order. `moved` and `logged`
 /// see the values that `locked` read, because all parts of a statement share one snapshot.
 ///
-/// `$locked` is appended to the lock. `skipped` has the moves that it kept from being written; those of another location
-/// are not among them.
+/// `$locked` is appended to the lock. `skipped` has the moves that it kept from being written; those of another
+/// location are not among them.
 macro_rules! flush {
     ($moves:expr, $locked:literal, $answer:expr) => {
         const_format::concatcp!(
@@ -245,8 +245,8 @@ impl Store {
         decode_rows("agents", &rows)
     }
 
-    /// Reads the positions of all agents on each of these providers, in name order. An unassigned agent counts as present
-    /// on every provider of its node with the highest fitness.
+    /// Reads the positions of all agents on each of these providers, in name order. An unassigned agent counts as
+    /// present on every provider of its node with the highest fitness.
     pub async fn positions_of_providers(
         &self,
         providers: &[(WorkspaceScope, NodeId, ProviderName)],

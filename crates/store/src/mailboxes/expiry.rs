@@ -99,8 +99,9 @@ pub struct ExpiryStep {
 
 /// Pass of the expiry loop.
 ///
-/// Each pass moves a position along `expires_at`, so a row whose transaction commits after the position has passed it is
-/// missed. The second pass, ten minutes later, finds it. Two index reads per row cost less than rescanning an overlap.
+/// Each pass moves a position along `expires_at`, so a row whose transaction commits after the position has passed it
+/// is missed. The second pass, ten minutes later, finds it. Two index reads per row cost less than rescanning an
+/// overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpiryPass {
     /// Rows that expire now.
@@ -196,7 +197,8 @@ const OF_DELETED_AGENTS: &str = "
   JOIN mailbox_cursors c USING (workspace_id, agent_id)
  WHERE a.deleted_at > relay_now() - interval '1 hour' AND c.settled_floor < h.next_seq - 1";
 
-// A step of a pass has rows up to its end, or an old position. In the order of the index, so that no plan reads whole days.
+// A step of a pass has rows up to its end, or an old position. In the order of the index, so that no plan reads whole
+// days.
 const HAS_EXPIRED: &str = formatcp!(
     "
 SELECT count(*) < 2
@@ -225,8 +227,8 @@ SELECT DISTINCT d.workspace_id, d.agent_id
 
 impl Store {
     /// Dead-letters the deliveries of these mailboxes that have expired by `now`, lowest seq first, at most 500 rows a
-    /// mailbox and [`MAX_DEAD_LETTERED`] in all; a mailbox that yields 500, and each of a full call, may hold more. Returns the dead letters of this call only: concurrent callers
-    /// never return the same row.
+    /// mailbox and [`MAX_DEAD_LETTERED`] in all; a mailbox that yields 500, and each of a full call, may hold more.
+    /// Returns the dead letters of this call only: concurrent callers never return the same row.
     pub async fn dead_letter_expired(
         &self,
         mailboxes: &[(WorkspaceScope, AgentId)],
@@ -235,9 +237,9 @@ impl Store {
         self.dead_letter_mailboxes(mailboxes, DeadLetterReason::TtlExpired, now).await
     }
 
-    /// Dead-letters the unsettled deliveries of these mailboxes that the reason covers, lowest seq first, at most 500 rows a
-    /// mailbox and [`MAX_DEAD_LETTERED`] in all. `TtlExpired` covers expired rows, `SessionGone` mailboxes whose agent's session has ended for good, any
-    /// other reason all rows.
+    /// Dead-letters the unsettled deliveries of these mailboxes that the reason covers, lowest seq first, at most 500
+    /// rows a mailbox and [`MAX_DEAD_LETTERED`] in all. `TtlExpired` covers expired rows, `SessionGone` mailboxes whose
+    /// agent's session has ended for good, any other reason all rows.
     pub async fn dead_letter_mailboxes(
         &self,
         mailboxes: &[(WorkspaceScope, AgentId)],
@@ -265,8 +267,8 @@ impl Store {
         Ok((now - until).to_std().unwrap_or_default())
     }
 
-    /// Returns the first day whose deliveries both passes have not finished; `None` before their first step. Retention must
-    /// not drop it: its rows have no dead letters, and settled floors could not pass them.
+    /// Returns the first day whose deliveries both passes have not finished; `None` before their first step. Retention
+    /// must not drop it: its rows have no dead letters, and settled floors could not pass them.
     pub async fn first_unexpired_day(&self) -> StoreResult<Option<NaiveDate>> {
         let mut passed: Option<DateTime<Utc>> = None;
         for pass in [ExpiryPass::First, ExpiryPass::Second] {
@@ -303,9 +305,9 @@ impl Store {
             .map_err(StoreError::from_sqlx("looking for expired deliveries"))
     }
 
-    /// Performs one step of the expiry loop: reads the rows that expired since the last step, up to a bound, dead-letters
-    /// the unsettled ones and saves the scan position. Does nothing while another worker holds the position. After an
-    /// error the position has not moved.
+    /// Performs one step of the expiry loop: reads the rows that expired since the last step, up to a bound,
+    /// dead-letters the unsettled ones and saves the scan position. Does nothing while another worker holds the
+    /// position. After an error the position has not moved.
     pub async fn expire_step(&self, pass: ExpiryPass, now: DateTime<Utc>) -> StoreResult<ExpiryStep> {
         let doing = "finding expired deliveries";
         // Without the lock, because many calls of the second pass end here.
@@ -335,6 +337,7 @@ impl Store {
             .fetch_optional(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
+        // Fewer rows than a step holds: it reaches the end of the pass.
         let until = full.unwrap_or(to);
         let mailboxes: Vec<(WorkspaceId, AgentId)> = sqlx::query_as(MAILBOXES_IN_STEP)
             .bind(from)

@@ -103,8 +103,8 @@ impl Store {
         decode_row("channel_members", &row)
     }
 
-    /// Reads the last-read pointers of an agent in its channels and conversations that are not archived. Deliveries that
-    /// are acked but not folded yet count as read.
+    /// Reads the last-read pointers of an agent in its channels and conversations that are not archived. Deliveries
+    /// that are acked but not folded yet count as read.
     pub async fn read_pointers(&self, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Vec<ReadPointer>> {
         sqlx::query_as(POINTERS)
             .bind(scope.workspace_id())

@@ -1,9 +1,9 @@
 //! Redrives of dead letters: each becomes a new delivery of the same message, with the next seq of its mailbox.
 //!
-//! A dead letter is redriven once; the new delivery may become a dead letter and be redriven in turn, three times in all.
-//! The heads of the mailboxes are locked first and in order, as for a send. All other rows are read after that, so that
-//! of two concurrent redrives of one dead letter the second sees the first. A redrive by filter visits its dead letters in
-//! passes: the next pass repeats those that full mailboxes refused.
+//! A dead letter is redriven once; the new delivery may become a dead letter and be redriven in turn, three times in
+//! all. The heads of the mailboxes are locked first and in order, as for a send. All other rows are read after that, so
+//! that of two concurrent redrives of one dead letter the second sees the first. A redrive by filter visits its dead
+//! letters in passes: the next pass repeats those that full mailboxes refused.
 
 use std::time::Duration;
 
@@ -159,6 +159,7 @@ impl Store {
         let redriven = redrive(&mut tx, scope, &[agent], &[seq], (at, epoch)).await;
         let (outcomes, recorded) = self.note_epoch(epoch, redriven)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        // One seq has at most one outcome. Without one there was no dead letter to redrive.
         Ok((outcomes.into_iter().next().unwrap_or(RedriveOutcome::NotFound), recorded))
     }
 
@@ -203,9 +204,9 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading a redrive"))
     }
 
-    /// Performs one step of the redrive that has been due for longest: its next dead letters, as many as its rate allows in
-    /// `step`. After a pass with full mailboxes another follows, unless the pass redrove nothing and the redrive is an hour
-    /// old. Returns `None` if no redrive is due, or other workers hold those that are (SKIP LOCKED).
+    /// Performs one step of the redrive that has been due for longest: its next dead letters, as many as its rate
+    /// allows in `step`. After a pass with full mailboxes another follows, unless the pass redrove nothing and the
+    /// redrive is an hour old. Returns `None` if no redrive is due, or other workers hold those that are (SKIP LOCKED).
     pub async fn redrive_step(&self, step: TimeDelta, at: DateTime<Utc>) -> StoreResult<Option<RedriveStep>> {
         let doing = "stepping a redrive";
         let epoch = self.epoch(doing)?;
@@ -263,6 +264,7 @@ impl Store {
             .bind(last.map(|(at, _, _)| *at))
             .bind(last.map(|(_, agent, _)| *agent))
             .bind(last.map(|(_, _, seq)| *seq))
+            // Always fits: at most the dead letters of one step.
             .bind(i64::try_from(redriven).unwrap_or(0))
             .bind(refused)
             .bind(f64::from(i32::try_from(letters.len()).unwrap_or(i32::MAX)))

@@ -264,6 +264,7 @@ impl Store {
         }
         for (row, kind) in &mut unread {
             let source = (*kind, (row.scope.workspace_id(), row.source_id));
+            // Not found: retention removed the source since its delivery was read.
             row.content = found.get(&source).cloned().unwrap_or(Content::Dropped);
         }
         Ok(())

@@ -127,8 +127,8 @@ pub struct WrittenDelivery {
     pub node_id: NodeId,
     /// The provider that the recipient was bound to at commit.
     pub provider: Option<ProviderName>,
-    /// Gateways with the sockets on which the recipient was served at commit: that of its provider or, for an agent that
-    /// no provider is assigned to, those of all providers of its node. Their leases may have expired.
+    /// Gateways with the sockets on which the recipient was served at commit: that of its provider or, for an agent
+    /// that no provider is assigned to, those of all providers of its node. Their leases may have expired.
     pub gateways: Vec<GatewayId>,
     pub expires_at: DateTime<Utc>,
 }

@@ -35,8 +35,8 @@ const DOING: &str = "writing a chunk of a fan-out";
 /// The lock order is that of a batch, after the record: outbox row, heads, event counters. `going` has a row only if no
 /// other process has advanced the record, and, unless the caller records events ($9), the workspace is not watched.
 ///
-/// `known`: a recovery may have restored deliveries of later chunks from the log. A delivery that is late does not expire in
-/// the past, which the expiry loop has scanned, and none lives longer than the longest lifetime.
+/// `known`: a recovery may have restored deliveries of later chunks from the log. A delivery that is late does not
+/// expire in the past, which the expiry loop has scanned, and none lives longer than the longest lifetime.
 // The depth is unlimited: the record has decided which mailboxes are full, and names only the others.
 const WRITE_CHUNK: &str = concatcp!(
     "

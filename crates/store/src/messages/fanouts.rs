@@ -1,6 +1,7 @@
-//! Fan-outs: messages with many recipients ([`NewSend::is_fanout`]). The transaction that accepts such a message writes a
-//! record with its recipients, and their deliveries follow in chunks ([`crate::messages::fanout_chunks`]), which
-//! any process may write. The last chunk removes the record ([ADR 0060](../../../../docs/adr/0060-fan-outs-in-chunks.md)).
+//! Fan-outs: messages with many recipients ([`NewSend::is_fanout`]). The transaction that accepts such a message writes
+//! a record with its recipients, and their deliveries follow in chunks ([`crate::messages::fanout_chunks`]), which
+//! any process may write. The last chunk removes the record ([ADR
+//! 0060](../../../../docs/adr/0060-fan-outs-in-chunks.md)).
 
 use std::{collections::HashSet, time::Duration};
 
@@ -25,8 +26,8 @@ use crate::{
 /// Time for which a fan-out is left to the process that wrote its last chunk.
 pub(crate) const CLAIM: Duration = Duration::from_secs(5);
 
-// Heads are read without a lock: what a mailbox holds now decides whether it is full, and its chunk writes the delivery even
-// if it has become full meanwhile. Sorted by agent, so that a chunk is a range of agents.
+// Heads are read without a lock: what a mailbox holds now decides whether it is full, and its chunk writes the delivery
+// even if it has become full meanwhile. Sorted by agent, so that a chunk is a range of agents.
 const OPEN: &str = const_format::concatcp!(
     "
 WITH placed AS MATERIALIZED (
@@ -81,8 +82,8 @@ pub struct ClaimedFanout {
     pub is_outdated: bool,
 }
 
-/// Writes the record of a fan-out, with the recipients whose mailboxes have room now. Returns the positions of the others.
-/// Without any that has room there is no record.
+/// Writes the record of a fan-out, with the recipients whose mailboxes have room now. Returns the positions of the
+/// others. Without any that has room there is no record.
 pub(crate) async fn open_fanout(
     tx: &mut DatabaseSession,
     batch: &Batch,
@@ -172,7 +173,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("looking for open fan-outs"))
     }
 
-    /// Ends a fan-out whose further deliveries have no receiver: they expired long ago, or retention has removed the message.
+    /// Ends a fan-out whose further deliveries have no receiver: they expired long ago, or retention has removed the
+    /// message.
     pub async fn abandon_fanout(&self, scope: WorkspaceScope, message: MessageId) -> StoreResult<()> {
         sqlx::query("DELETE FROM fanouts WHERE workspace_id = $1 AND message_id = $2")
             .bind(scope.workspace_id())

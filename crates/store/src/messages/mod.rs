@@ -1,5 +1,6 @@
 //! Messages: the batch commit that writes them with their deliveries ([`batch`], `commit_at_once`), reading, editing,
-//! reactions, read state, inbound webhooks, the outbox and retention. Called by the engine and by the worker's loops.
+//! reactions, read state, inbound webhooks, the outbox and retention. Main types: `Batch` with its `NewSend`s and
+//! their `SendOutcome`s, `MessageChange`, `UnpublishedBatch`. Called by the engine and by the worker's loops.
 
 pub mod batch;
 pub(crate) mod commit_at_once;

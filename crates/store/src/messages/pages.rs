@@ -251,6 +251,7 @@ impl Store {
             let older = MessagePage { before: Some(before), limit: left, ..query.page };
             rest.append(&mut self.channel_messages(scope, channel_id, older, query.filters).await?);
         }
+        // Without messages only sizes were read, and the page holds no contents.
         let bytes = bytes.filter(|_| !messages.is_empty()).unwrap_or(0);
         Ok(Some(ChannelPage { channel_id, is_readable, messages, bytes, rest }))
     }

@@ -1,5 +1,5 @@
-//! Reads of messages for lists, single messages and threads. Only the batch commit writes messages. Pages of channels are
-//! in `pages.rs`.
+//! Reads of messages for lists, single messages and threads. Only the batch commit writes messages. Pages of channels
+//! are in `pages.rs`.
 //!
 //! A list is read in two steps: the ids and the sizes of its messages, then a few messages at a time.
 
@@ -103,8 +103,8 @@ pub(super) fn count_replies(first_day: NaiveDate) -> String {
     )
 }
 
-/// Counts the readers of each of the messages `$2` of the days `$3`: those that read it explicitly, or acked it before it
-/// expired.
+/// Counts the readers of each of the messages `$2` of the days `$3`: those that read it explicitly, or acked it before
+/// it expired.
 pub(super) fn count_readers(first_day: NaiveDate, last_day: NaiveDate) -> String {
     format!(
         "SELECT k.message_id, least(count(DISTINCT r.agent_id), {MAX_COUNTED_READERS}) AS count
@@ -147,7 +147,8 @@ pub(super) const REACTIONS: &str = "
 // The selections bind a day or an id range besides the key: replies are never older than their root, and a message has
 // the day of its id, so older partitions stay closed.
 impl Store {
-    /// Lists the replies of a thread whose author and age pass the filters, oldest first, with upper bounds of their bytes.
+    /// Lists the replies of a thread whose author and age pass the filters, oldest first, with upper bounds of their
+    /// bytes.
     pub async fn replies(
         &self,
         scope: WorkspaceScope,

@@ -252,6 +252,7 @@ impl Store {
                 .fetch_one(&mut *tx)
                 .await
                 .map_err(StoreError::from_sqlx(doing))?;
+                // Without a partition there is nothing to fold before that day.
                 ReceiptPosition::start(oldest.unwrap_or(first_unfolded).min(first_unfolded))
             }
         };

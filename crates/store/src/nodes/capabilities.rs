@@ -2,8 +2,8 @@
 //! provider registration, heartbeats and removal of providers.
 //!
 //! A capability of kind `action` defines an action of its node. It also claims the name in the whole workspace if it is
-//! `global`, or if it belongs to the `default` provider, which yields to an existing owner. An action with the name of a
-//! capacity, such as `spawn:claude` or `release`, is a policy: it is invoked instead of the capacity.
+//! `global`, or if it belongs to the `default` provider, which yields to an existing owner. An action with the name of
+//! a capacity, such as `spawn:claude` or `release`, is a policy: it is invoked instead of the capacity.
 
 use chrono::{DateTime, Utc};
 use relay_domain::{ActionId, NodeId, ProviderName, WorkspaceScope, actions, nodes::CapabilityKind};
@@ -33,6 +33,8 @@ fn parse_capabilities(capabilities: &Value, default_provider: bool) -> Vec<Adver
         let (key, version) = actions::CALLER_METADATA;
         list.push(AdvertisedCapability {
             name,
+            // The engine stores `action` or `capacity` only. Any other word, as of a later version, is a capacity: that
+            // defines no action, so a word that this version does not know takes no name in the workspace.
             kind: if capability["kind"] == "action" { CapabilityKind::Action } else { CapabilityKind::Capacity },
             global: capability["global"] == true,
             // Part of the protocol (docs/protocol/node.md): invocations of the default provider wait, whatever it

@@ -1,5 +1,5 @@
-//! Connections of direct nodes, of which thousands return at once: they are registered, and their agents marked online, in
-//! batches. Called by the engine's provider use cases.
+//! Connections of direct nodes, of which thousands return at once: they are registered, and their agents marked online,
+//! in batches. Called by the engine's provider use cases.
 
 use std::time::Duration;
 
@@ -22,10 +22,10 @@ use crate::{
     statement_timeout::{STATEMENT_TIMEOUT, StatementTimeout as _},
 };
 
-/// Takes providers of direct nodes, each of another node. The newest connection of a node always wins: a registration is
-/// refused only if the holder asked later. Nodes are locked before their providers, both in the order of their keys, as by
-/// every registration. They are written in the same statement, and only if the provider was taken. The epoch is that of
-/// the time, as in [`providers`](super::providers).
+/// Takes providers of direct nodes, each of another node. The newest connection of a node always wins: a registration
+/// is refused only if the holder asked later. Nodes are locked before their providers, both in the order of their keys,
+/// as by every registration. They are written in the same statement, and only if the provider was taken. The epoch is
+/// that of the time, as in [`providers`](super::providers).
 macro_rules! register {
     ($lock_clause:literal, $is_claimed:literal) => {
         formatcp!(
@@ -147,7 +147,8 @@ async fn lock_node(tx: &mut DatabaseSession, key: ProviderKey<'_>) -> StoreResul
     Ok(())
 }
 
-/// Takes the providers of these claims; returns a row for each that has a node, of which `statement` may leave some out.
+/// Takes the providers of these claims; returns a row for each that has a node, of which `statement` may leave some
+/// out.
 async fn take_providers(
     executor: impl PgExecutor<'_>,
     statement: &'static str,

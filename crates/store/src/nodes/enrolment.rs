@@ -220,9 +220,10 @@ struct MintRow {
 }
 
 /// One statement, which is its own transaction: thousands of agents ask at once after the end of a gateway. The share
-/// lock makes rotations, deletions and bindings of the agent wait until the token is stored. The token is read and locked
-/// before the upsert, which cannot return the value that it replaces: two rotations must not return the same one. Of two
-/// first requests at once the second one returns none, and the check of open sockets finds those with the other token.
+/// lock makes rotations, deletions and bindings of the agent wait until the token is stored. The token is read and
+/// locked before the upsert, which cannot return the value that it replaces: two rotations must not return the same
+/// one. Of two first requests at once the second one returns none, and the check of open sockets finds those with the
+/// other token.
 const MINT_DIRECT_TOKEN: &str = "
 WITH located AS MATERIALIZED (
     SELECT node_id, token_generation, direct_machine_id FROM agents
@@ -301,6 +302,7 @@ fn registered_event(id: &NodeId, enrolment: &NodeEnrolment) -> Event {
         node_id: id.as_str(),
         node_name: &enrolment.name,
         kind: enrolment.kind.as_str(),
+        // An enrolment without a role is a broker's, as in `insert_node`.
         role: enrolment.role.unwrap_or(NodeRole::Broker).as_str(),
     };
     Event::new(kind::NODE_REGISTERED, data.to_value())
@@ -320,6 +322,7 @@ async fn insert_node(
     .bind(scope.workspace_id())
     .bind(id)
     .bind(&enrolment.name)
+    // Absent fields of a new node: a broker, without capabilities or tags, of unlimited capacity (0).
     .bind(enrolment.role.unwrap_or(NodeRole::Broker))
     .bind(&enrolment.machine_id)
     .bind(enrolment.capabilities.clone().unwrap_or_else(|| Value::Array(Vec::new())))

@@ -142,8 +142,8 @@ impl Store {
         row.map(|row| decode_row("agents", &row)).transpose()
     }
 
-    /// Moves an agent to the fence's node and provider and marks it online. Returns `None` if the fence does not hold or
-    /// the agent was deleted.
+    /// Moves an agent to the fence's node and provider and marks it online. Returns `None` if the fence does not hold
+    /// or the agent was deleted.
     ///
     /// `FOR SHARE` on the provider blocks a takeover until the commit; several agents may register concurrently.
     pub async fn host_agent(&self, fence: &Fence, request: HostRequest<'_>) -> StoreResult<Option<MovedAgent>> {

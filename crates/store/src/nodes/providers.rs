@@ -333,6 +333,7 @@ async fn is_held_by_later_request(
     .fetch_optional(tx)
     .await
     .map_err(StoreError::from_sqlx("reading when a provider was requested"))?;
+    // Without a provider there is no later request.
     Ok(later.unwrap_or(false))
 }
 

@@ -1,5 +1,5 @@
-//! Overrides of signed observer tokens and the keys that sign them. They take no scope, because every gateway reads those
-//! of all workspaces.
+//! Overrides of signed observer tokens and the keys that sign them. They take no scope, because every gateway reads
+//! those of all workspaces.
 
 use std::time::Duration;
 
@@ -45,8 +45,8 @@ impl FromRow<'_, PgRow> for OverrideRow {
             state: match row.try_get::<&str, _>("state")? {
                 "live" => OverrideState::Live,
                 "workspace_deleted" => OverrideState::WorkspaceDeleted,
-                // "revoked", or a state of a newer release. Failing would leave this process with stale overrides of all tokens, so the
-                // token alone is refused.
+                // "revoked", or a state of a newer release. Failing would leave this process with stale overrides of
+                // all tokens, so the token alone is refused.
                 _ => OverrideState::Revoked,
             },
             version: row.try_get("version")?,
@@ -113,8 +113,8 @@ impl Store {
     /// however long its transaction took.
     pub async fn observer_overrides(&self, since: OverrideCursor) -> StoreResult<(Vec<OverrideRow>, OverrideCursor)> {
         let doing = "reading overrides of observer tokens";
-        // Transactions before this one have ended, so the statements below see their rows. Those that are still open have
-        // a later id and are read with the next cursor.
+        // Transactions before this one have ended, so the statements below see their rows. Those that are still open
+        // have a later id and are read with the next cursor.
         let next: i64 = sqlx::query_scalar("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
             .fetch_one(&self.pool)
             .await
@@ -151,7 +151,8 @@ impl Store {
         }
     }
 
-    /// Removes up to `limit` tokens that were revoked longer than `age` ago, with their overrides. Returns their number.
+    /// Removes up to `limit` tokens that were revoked longer than `age` ago, with their overrides. Returns their
+    /// number.
     ///
     /// An override is kept while a string of its token could still verify: until all strings have expired, or all keys
     /// that are not retired are newer than the revocation.
@@ -176,8 +177,8 @@ impl Store {
         Ok(done.rows_affected())
     }
 
-    /// Renews the texts of up to `limit` active tokens that end within `time`, by overrides with the expiry of the tokens
-    /// themselves. Returns their number. An override that another transaction writes in the meantime is newer.
+    /// Renews the texts of up to `limit` active tokens that end within `time`, by overrides with the expiry of the
+    /// tokens themselves. Returns their number. An override that another transaction writes in the meantime is newer.
     pub async fn renew_observer_tokens(&self, time: Duration, limit: i64) -> StoreResult<u64> {
         let done = sqlx::query(
             "INSERT INTO observer_overrides (token_id, workspace_id, state, version, scopes, filters, expires_at)

@@ -193,8 +193,8 @@ impl Store {
         if !lock_workspace(&mut tx, scope).await? {
             return Ok(ObserverTokenUpdate::Missing);
         }
-        // `signed_until` does not follow `expires_at`: strings that were signed before keep their own expiry, and pruning
-        // must keep the override for as long as they verify.
+        // `signed_until` does not follow `expires_at`: strings that were signed before keep their own expiry, and
+        // pruning must keep the override for as long as they verify.
         let changed = sqlx::query_as::<_, ObserverToken>(formatcp!(
             "UPDATE observer_tokens t SET
                 name = coalesce($3, t.name),

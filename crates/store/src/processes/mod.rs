@@ -1,5 +1,6 @@
 //! Processes of the installation: gateway leases ([`gateway_leases`]), cleanup after expired gateways
-//! ([`expired_gateways`]) and worker numbers for ids. Called by the engine's process use cases and by the id generator.
+//! ([`expired_gateways`]) and worker numbers for ids. Main types: `LeaseRenewal`, `ConnectedProvider`. Called by the
+//! engine's process use cases and by the id generator.
 
 pub mod expired_gateways;
 pub mod gateway_leases;

@@ -63,8 +63,8 @@ SELECT k.workspace_id, k.agent_id, greatest(s.first_seq, k.above + 1), s.last_se
    AND s.last_seq > k.above AND s.last_seq < k.upto"
 );
 
-// `greatest`, because a socket ack may have moved a floor further before the cursor was locked. The ack log keeps one row
-// per mailbox and second.
+// `greatest`, because a socket ack may have moved a floor further before the cursor was locked. The ack log keeps one
+// row per mailbox and second.
 const MOVE_FLOORS: &str = "
 WITH moved AS (
     UPDATE mailbox_cursors c
@@ -113,6 +113,7 @@ pub(crate) async fn move_floors(
     for (key, own) in changes {
         let Some(position) = locked.get(key) else { continue };
         let mut floor = position.ack_floor;
+        // Without acks the floor stays.
         let top = own.acked.last().copied().unwrap_or(floor);
         while floor < top {
             let next = floor + 1;
@@ -123,6 +124,7 @@ pub(crate) async fn move_floors(
             };
         }
         above_gap.extend(own.acked.range(floor + 1..).map(|seq| (*key, *seq)));
+        // Without deliveries the acks alone say how far the mailbox was sent.
         let reached = top.max(own.delivered.last().copied().unwrap_or(0));
         if floor > position.ack_floor || !own.acked.is_empty() || !own.delivered.is_empty() {
             workspaces.push(key.0);

@@ -1,9 +1,9 @@
-//! Mailbox leases of http_push workers: at most one worker serves a mailbox. Main type: [`LeasedMailbox`]; called by the
-//! worker's dispatcher and by transactions that bind agents or settle rows.
+//! Mailbox leases of http_push workers: at most one worker serves a mailbox. Main type: [`LeasedMailbox`]; called by
+//! the worker's dispatcher and by transactions that bind agents or settle rows.
 //!
-//! A mailbox is placed when its agent is bound to an http_push node. A worker claims it, which increments the epoch, and
-//! releases it with the instant at which it is due again. Every write of a worker names owner and epoch, so a worker whose
-//! lease has expired changes nothing; the [sweep](crate::push::sweep) releases its mailboxes.
+//! A mailbox is placed when its agent is bound to an http_push node. A worker claims it, which increments the epoch,
+//! and releases it with the instant at which it is due again. Every write of a worker names owner and epoch, so a
+//! worker whose lease has expired changes nothing; the [sweep](crate::push::sweep) releases its mailboxes.
 
 use std::time::Duration;
 
@@ -36,8 +36,8 @@ impl FromRow<'_, PgRow> for LeasedMailboxRow {
     }
 }
 
-// Claims the selected mailboxes. SKIP LOCKED: a row that another worker is claiming is not waited for. The selection joins
-// the agent, because a mailbox whose agent has moved elsewhere must not be served; the sweep removes its row.
+// Claims the selected mailboxes. SKIP LOCKED: a row that another worker is claiming is not waited for. The selection
+// joins the agent, because a mailbox whose agent has moved elsewhere must not be served; the sweep removes its row.
 macro_rules! claim {
     ($epoch:literal, $($which:tt)*) => {
         concat!(
@@ -119,7 +119,8 @@ const LAG: &str = concat!(
 );
 
 impl Store {
-    /// Acquires or renews a worker's lease. Returns the workers whose lease has not expired, this one included, in order.
+    /// Acquires or renews a worker's lease. Returns the workers whose lease has not expired, this one included, in
+    /// order.
     pub async fn renew_push_worker(&self, owner: PushWorkerId, ttl: Duration) -> StoreResult<Vec<PushWorkerId>> {
         // The lease ends by the clock of Postgres, which all workers share.
         // UNION ALL: the snapshot of a statement lacks what it writes. `reads_shared_bodies` tells the dispatch of
@@ -141,8 +142,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("renewing a push worker's lease"))
     }
 
-    /// Lists the agents of a workspace that use http_push, with their nodes, at most 10 000. Empty while the workspace is
-    /// suspended.
+    /// Lists the agents of a workspace that use http_push, with their nodes, at most 10 000. Empty while the workspace
+    /// is suspended.
     pub async fn http_push_agents(&self, scope: WorkspaceScope) -> StoreResult<Vec<(AgentId, NodeId)>> {
         sqlx::query_as(concat!(
             "SELECT p.agent_id, p.node_id FROM push_mailboxes p
@@ -215,8 +216,8 @@ impl Store {
         let doing = "releasing mailboxes";
         let epoch = self.epoch(doing)?;
         let releases: Vec<_> = releases.iter().filter(|release| release.mailbox.recovery_epoch == epoch).collect();
-        // The hint for a message committed after the last read went to this worker and is lost; the head shows the message.
-        // A deferral that was reported during the lease has set `p.due_at`, which this worker may not know.
+        // The hint for a message committed after the last read went to this worker and is lost; the head shows the
+        // message. A deferral that was reported during the lease has set `p.due_at`, which this worker may not know.
         let done = sqlx::query(
             "UPDATE push_mailboxes p
                 SET owner = NULL, pushed_seq = greatest(p.pushed_seq, least(k.pushed_seq, h.next_seq - 1)),
@@ -245,8 +246,8 @@ impl Store {
         self.note_epoch(epoch, done.map_err(StoreError::from_sqlx(doing))).map(|_| ())
     }
 
-    /// Returns the time for which the mailbox that is due longest has waited for a worker, in seconds; 0 when none is due.
-    /// Mailboxes that are disabled, or whose workspace is suspended, are not due.
+    /// Returns the time for which the mailbox that is due longest has waited for a worker, in seconds; 0 when none is
+    /// due. Mailboxes that are disabled, or whose workspace is suspended, are not due.
     pub async fn push_lag(&self) -> StoreResult<f64> {
         sqlx::query_scalar(LAG)
             .fetch_one(&self.pool)
@@ -270,9 +271,9 @@ UPDATE push_mailboxes p
  WHERE h.workspace_id = p.workspace_id AND h.agent_id = p.agent_id
    AND (p.owner IS NOT NULL OR p.pushed_seq >= h.next_seq)";
 
-/// Makes the mailbox of an agent due that was bound to an http_push node. An agent that was on the node before keeps its
-/// push position and its worker; one that comes from elsewhere starts above the settled floor, with a new epoch that fences
-/// the worker of the former node.
+/// Makes the mailbox of an agent due that was bound to an http_push node. An agent that was on the node before keeps
+/// its push position and its worker; one that comes from elsewhere starts above the settled floor, with a new epoch
+/// that fences the worker of the former node.
 pub(crate) async fn place_mailbox(
     tx: &mut Transaction,
     scope: WorkspaceScope,

@@ -1,5 +1,6 @@
 //! http_push: health of endpoints, mailbox leases of workers, pages of due deliveries, and recorded attempts. Called by
-//! `relay_engine::push`, which the worker's dispatcher calls; [`floors`] and [`record`] write the outcome of attempts in one transaction.
+//! `relay_engine::push`, which the worker's dispatcher calls; [`floors`] and [`record`] write the outcome of attempts
+//! in one transaction. Main types: `LeasedMailbox`, `PushPage`, `RecordedAttempts`.
 
 pub mod attempts;
 pub mod endpoints;

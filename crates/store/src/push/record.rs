@@ -283,6 +283,7 @@ async fn update_mailboxes(
     .bind(owner)
     .bind(rows.iter().map(|(key, _)| key.0).collect::<Vec<_>>())
     .bind(rows.iter().map(|(key, _)| key.1).collect::<Vec<_>>())
+    // Every row has an epoch here. 0 would match no lease, so nothing would be written.
     .bind(rows.iter().map(|(key, _)| epochs.get(key).copied().unwrap_or(0)).collect::<Vec<_>>())
     .bind(rows.iter().map(|(_, seq)| *seq).collect::<Vec<_>>())
     .bind(rows.iter().map(|(key, _)| disabled.get(key).copied()).collect::<Vec<_>>())

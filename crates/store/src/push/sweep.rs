@@ -54,8 +54,8 @@ SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), rela
            epoch = push_mailboxes.epoch + 1, disabled_at = NULL, disabled_reason = NULL"
 );
 
-/// Age of an ended lease at which its row is removed. Much later than the end, so that a worker with a slow clock tick does
-/// not lose its row while it renews.
+/// Age of an ended lease at which its row is removed. Much later than the end, so that a worker with a slow clock tick
+/// does not lose its row while it renews.
 const WORKER_ROW_RETENTION: &str = "10 minutes";
 
 /// Condition: there is anything to sweep. Most installations have no nodes of this kind.
@@ -76,8 +76,8 @@ WITH expired AS MATERIALIZED (
 UPDATE push_mailboxes p SET owner = NULL, due_at = relay_now()
   FROM expired e WHERE p.workspace_id = e.workspace_id AND p.agent_id = e.agent_id";
 
-// Mailboxes without a worker, and rows of agents that are no longer on the node, disabled or not. Read without locks: the
-// two statements below check the state again.
+// Mailboxes without a worker, and rows of agents that are no longer on the node, disabled or not. Read without locks:
+// the two statements below check the state again.
 const PAGE: &str = "
 SELECT p.workspace_id, p.agent_id, h.next_seq - 1 > greatest(p.pushed_seq, coalesce(c.settled_floor, 0)) AS has_more,
        a.agent_id IS NULL AS is_orphaned
@@ -139,6 +139,7 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         repaired += repair_page(&mut tx, from).await?;
+        // After the last page the sweep begins again.
         save_state(&mut tx, SWEEP_LOOP, &last.unwrap_or(SweepPosition::START)).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(SweepStep { released, repaired, more: last.is_some() })

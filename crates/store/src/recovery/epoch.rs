@@ -117,7 +117,7 @@ impl EpochFence {
     }
 
     /// Returns the database that this process serves; `None` before the first check.
-    pub(crate) fn known(&self) -> Option<KnownDatabase> {
+    pub(crate) fn served_database(&self) -> Option<KnownDatabase> {
         self.known.borrow().clone()
     }
 
@@ -125,13 +125,13 @@ impl EpochFence {
     /// it fails as if Postgres were unavailable, unless the process has recovered meanwhile.
     async fn admit(&self, connection: &mut PgConnection) -> sqlx::Result<()> {
         // Before the database is read: this process may confirm it meanwhile.
-        let Some(seen) = self.seen() else { return Ok(()) };
+        let Some(confirmed) = self.confirmed_database() else { return Ok(()) };
         let (identity, epoch, confirmations): (String, i64, i64) =
             sqlx::query_as("SELECT relay_database_identity(), epoch, confirmations FROM recovery_state")
                 .fetch_one(connection)
                 .await?;
         let found = KnownDatabase { identity, epoch, confirmations };
-        let is_older = found.is_older_than(&seen);
+        let is_older = found.is_older_than(&confirmed);
         self.close_if(|known| {
             known.is_some_and(|known| {
                 is_older && known.epoch == found.epoch || found.epoch > known.epoch || found.identity != known.identity
@@ -146,7 +146,7 @@ impl EpochFence {
     }
 
     /// Returns the database that this process serves, as it was last confirmed.
-    fn seen(&self) -> Option<KnownDatabase> {
+    fn confirmed_database(&self) -> Option<KnownDatabase> {
         let known = self.known.borrow();
         known.as_ref().map(|known| KnownDatabase { confirmations: self.confirmations(), ..known.clone() })
     }
@@ -191,7 +191,7 @@ impl Store {
     /// Returns the database that this process serves; `None` before the first check.
     #[must_use]
     pub fn known_database(&self) -> Option<KnownDatabase> {
-        self.fence.known()
+        self.fence.served_database()
     }
 
     /// Returns the epoch of the database that this process serves, also while another one was met; `None` before the
@@ -217,7 +217,7 @@ impl Store {
     /// Returns whether the known database was put back to an older state, and not recovered since.
     #[must_use]
     pub fn is_older_state(&self, database: &DatabaseState) -> bool {
-        self.fence.seen().is_some_and(|seen| database.known().is_older_than(&seen))
+        self.fence.confirmed_database().is_some_and(|confirmed| database.to_known().is_older_than(&confirmed))
     }
 
     /// Returns whether this process has confirmed a database.

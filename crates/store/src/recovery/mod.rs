@@ -1,4 +1,5 @@
 //! Recovery of a restored database: detects the restore and reconciles mailboxes with what had been sent (ADR 0017).
+//! Main types: [`DatabaseState`], [`RecoveryLock`], [`LoggedDelivery`].
 //!
 //! Called by `relay_engine::recovery` only, under the recovery lock while no process serves clients. The exceptions are
 //! [`reported_seqs`], which gateways call later for one mailbox at a time, and [`epoch`], which guards all writes.
@@ -79,9 +80,9 @@ impl DatabaseState {
         self.adopted_identity.as_ref().is_some_and(|adopted| *adopted != self.identity)
     }
 
-    /// Returns what a process remembers when it begins to serve this database.
+    /// Returns the values that a process remembers when it begins to serve this database.
     #[must_use]
-    pub fn known(&self) -> KnownDatabase {
+    pub fn to_known(&self) -> KnownDatabase {
         KnownDatabase { identity: self.identity.clone(), epoch: self.epoch, confirmations: self.confirmations }
     }
 }
@@ -250,7 +251,7 @@ impl Store {
     pub async fn adopt_database(&self, report: Option<&Value>) -> StoreResult<()> {
         let doing = "adopting the database";
         // Without a report nothing was repaired, so there is no epoch to be compared.
-        let begun = report.and_then(|_| self.pool.opening().fence().known()).map(|known| known.epoch);
+        let begun = report.and_then(|_| self.pool.opening().fence().served_database()).map(|known| known.epoch);
         let adopted = sqlx::query(
             "UPDATE recovery_state
                 SET identity = relay_database_identity(), seen_at = relay_now(),

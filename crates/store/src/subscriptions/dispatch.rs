@@ -1,8 +1,8 @@
 //! Leases and queued deliveries of event subscriptions. Main type: [`LeasedSubscription`]; called by the worker that
 //! delivers events to the URLs of subscriptions.
 //!
-//! A subscription is leased as a whole, so that its events leave in order. Every write of the holder names the lease epoch,
-//! so a holder that has lost the lease changes nothing.
+//! A subscription is leased as a whole, so that its events leave in order. Every write of the holder names the lease
+//! epoch, so a holder that has lost the lease changes nothing.
 
 use std::time::Duration;
 
@@ -128,10 +128,11 @@ pub(crate) const HAS_OPEN: &str = "EXISTS (
                         WHERE d.workspace_id = s.workspace_id AND d.subscription_id = s.subscription_id
                           AND d.status = 'pending')))";
 
-// A subscription is due when it is not blocked and has a pending delivery or an unmatched event. SKIP LOCKED: a row that
-// another worker is claiming is not waited for; the lease is checked again on the locked row, because `due` was read without
-// locks. Places are those of a family: a workspace and those created with its key. The epoch is the time in milliseconds, so
-// that it is not that of a lease which a failover has lost, and whose worker records its call after the recovery.
+// A subscription is due when it is not blocked and has a pending delivery or an unmatched event. SKIP LOCKED: a row
+// that another worker is claiming is not waited for; the lease is checked again on the locked row, because `due` was
+// read without locks. Places are those of a family: a workspace and those created with its key. The epoch is the time
+// in milliseconds, so that it is not that of a lease which a failover has lost, and whose worker records its call after
+// the recovery.
 const CLAIM: &str = concat!(
     "
 WITH due AS (
@@ -174,11 +175,12 @@ RETURNING s.workspace_id, claimed.family, s.subscription_id, s.lease_epoch, s.ev
           s.signature_scheme, s.secret_key_id, s.sealed, s.event_cursor, s.failures, s.failing_since"
 );
 
-// Moves the cursor and queues in one statement under the lease. The unique event seq makes a repeated match harmless: after
-// a replay the cursor goes back over events that were queued before.
+// Moves the cursor and queues in one statement under the lease. The unique event seq makes a repeated match harmless:
+// after a replay the cursor goes back over events that were queued before.
 //
-// The first subscription to match an event stores its body, in the order of the events, so that two statements do not wait
-// for each other. A live worker of the previous version would find no body there, so meanwhile each delivery has its own.
+// The first subscription to match an event stores its body, in the order of the events, so that two statements do not
+// wait for each other. A live worker of the previous version would find no body there, so meanwhile each delivery has
+// its own.
 const QUEUE: &str = "
 WITH held AS (
     UPDATE subscriptions
@@ -277,6 +279,7 @@ impl Store {
         .fetch_one(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("measuring pending deliveries of a subscription"))?;
+        // A sum of lengths, which is never negative.
         Ok((fitting, usize::try_from(size).unwrap_or(0)))
     }
 
@@ -331,8 +334,8 @@ impl Store {
         Ok(self.note_epoch(epoch, held)? > 0)
     }
 
-    /// Records an attempt. Returns the subscription's consecutive failures and the time of the first one. `None` when the
-    /// lease is lost: the new holder sends the event again.
+    /// Records an attempt. Returns the subscription's consecutive failures and the time of the first one. `None` when
+    /// the lease is lost: the new holder sends the event again.
     pub async fn record_call_attempt(
         &self,
         leased: &LeasedSubscription,
@@ -411,8 +414,8 @@ impl Store {
         Ok(Some(recorded))
     }
 
-    /// Replays a subscription from `since`: its dead letters are pending again, its cursor goes back to that time, and it is
-    /// active. Delivered events stay delivered. Returns `false` when there is no such subscription.
+    /// Replays a subscription from `since`: its dead letters are pending again, its cursor goes back to that time, and
+    /// it is active. Delivered events stay delivered. Returns `false` when there is no such subscription.
     pub async fn replay_subscription(
         &self,
         scope: WorkspaceScope,
@@ -454,8 +457,8 @@ impl Store {
         Ok(replayed.rows_affected() > 0)
     }
 
-    /// Lists workspaces that subscribe to events of single deliveries, at most `limit` above `after`, in order. Such events
-    /// are recorded only in watched workspaces.
+    /// Lists workspaces that subscribe to events of single deliveries, at most `limit` above `after`, in order. Such
+    /// events are recorded only in watched workspaces.
     pub async fn workspaces_with_delivery_subscriptions(
         &self,
         after: Option<WorkspaceScope>,
@@ -475,8 +478,8 @@ impl Store {
         Ok(ids.into_iter().map(WorkspaceScope::from_engine_row).collect())
     }
 
-    /// Returns the time for which the oldest pending delivery has been due, in seconds; 0 when none is due. Deliveries of
-    /// disabled subscriptions and of suspended workspaces are not due.
+    /// Returns the time for which the oldest pending delivery has been due, in seconds; 0 when none is due. Deliveries
+    /// of disabled subscriptions and of suspended workspaces are not due.
     pub async fn subscription_lag(&self) -> StoreResult<f64> {
         sqlx::query_scalar(concat!(
             "SELECT coalesce(greatest(extract(epoch FROM relay_now() - min(d.next_attempt_at)), 0), 0)::float8

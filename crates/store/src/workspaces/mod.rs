@@ -1,5 +1,6 @@
 //! Workspaces: rows, quotas, rate limits, suspensions, statistics and usage figures. Called by the folders of the same
-//! name in the engine, by its access layer and by worker loops.
+//! name in the engine, by its access layer and by worker loops. Main types: `NewWorkspace` with `WorkspaceCreation`,
+//! `EffectiveLimits`, `RateLimitGrant`, `SuspensionRows`.
 
 pub mod activity;
 pub(crate) mod lifecycle;

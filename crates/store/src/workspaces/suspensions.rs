@@ -69,8 +69,8 @@ impl Store {
         Ok(refused)
     }
 
-    /// Suspends or resumes a workspace, and with it its children that are not suspended themselves. Returns whether that
-    /// changed anything; `None` if it is deleted.
+    /// Suspends or resumes a workspace, and with it its children that are not suspended themselves. Returns whether
+    /// that changed anything; `None` if it is deleted.
     pub async fn set_suspended(&self, scope: WorkspaceScope, suspended: bool) -> StoreResult<Option<bool>> {
         // The lock lets one of two operators change the state; the other learns that it was changed before.
         sqlx::query_scalar(
@@ -90,8 +90,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("suspending a workspace"))
     }
 
-    /// Drains a node, given by id or name, and refuses its sockets after `grace_seconds`. `None` ends the drain. Returns
-    /// the id of the node.
+    /// Drains a node, given by id or name, and refuses its sockets after `grace_seconds`. `None` ends the drain.
+    /// Returns the id of the node.
     pub async fn set_drained(
         &self,
         scope: WorkspaceScope,

@@ -205,6 +205,7 @@ impl Store {
                 .fetch_one(&mut *tx)
                 .await
                 .map_err(StoreError::from_sqlx(doing))?;
+            // Without an open fan-out only visibility holds a minute open.
             let is_final = minute_of(open.unwrap_or(now).min(now - VISIBLE_WITHIN)).min(progress.until);
             // A fan-out that lasts for long must not make final minutes open again.
             progress.from = progress.from.max(is_final);

@@ -24,7 +24,7 @@ async fn expired_rows_become_dead_letters_once_and_name_their_sender() {
     assert_eq!(reported, [(1, Some("ada"), Some(SENDER)), (2, Some("ada"), Some(SENDER))]);
     assert!(expired.dead_lettered[0].delivery_id.to_string().ends_with("_1"));
     assert!(!expired.more);
-    assert_eq!(db.exceptions(ADA).await, [(1, 4), (2, 4)]);
+    assert_eq!(db.settlements(ADA).await, [(1, 4), (2, 4)]);
     assert_eq!(db.settled_floor(ADA).await, 2, "the floor runs on over dead letters");
 
     let (again, events) = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
@@ -46,7 +46,7 @@ async fn settled_rows_are_left_alone_and_a_deferred_one_expires() {
 
     let (dead_lettered, _) = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
     assert_eq!(dead_lettered.iter().map(|d| d.seq).collect::<Vec<_>>(), [4, 5]);
-    assert_eq!(db.exceptions(ADA).await, [(2, 1), (3, 2), (4, 4), (5, 4)]);
+    assert_eq!(db.settlements(ADA).await, [(2, 1), (3, 2), (4, 4), (5, 4)]);
     assert_eq!(db.settled_floor(ADA).await, 5);
 }
 
@@ -85,7 +85,7 @@ async fn an_ack_that_commits_first_wins_over_the_expiry() {
     .await;
     ack.commit().await.unwrap();
     assert!(expiry.await.unwrap().unwrap().0.is_empty(), "what is acked does not expire");
-    assert!(db.exceptions(ADA).await.is_empty());
+    assert!(db.settlements(ADA).await.is_empty());
 }
 
 #[tokio::test]
@@ -207,7 +207,7 @@ async fn the_expiry_loop_has_work_when_a_delivery_expires_or_its_position_is_old
     assert!(!has_work(29).await);
     assert!(has_work(30).await);
     step(30).await;
-    assert_eq!(db.exceptions(ADA).await, [(1, 4)]);
+    assert_eq!(db.settlements(ADA).await, [(1, 4)]);
     assert!(!has_work(90).await);
     assert!(has_work(91).await, "retention waits for the position");
     step(620).await;

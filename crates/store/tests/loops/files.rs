@@ -29,7 +29,7 @@ fn ids(objects: &[FileObject]) -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn files_stay_within_the_ceiling_of_their_workspace() {
+async fn files_stay_within_the_quota_of_their_workspace() {
     let db = Database::fresh().await;
     db.agent(1, "agent-1").await;
     for id in [10, 11, 12] {

@@ -136,8 +136,8 @@ impl Database {
         self.number(&format!("SELECT settled_floor FROM mailbox_cursors WHERE agent_id = {agent}")).await
     }
 
-    /// The exceptions of an agent as (seq, state).
-    pub(crate) async fn exceptions(&self, agent: i64) -> Vec<(i64, i16)> {
+    /// Settlements of an agent as (seq, state).
+    pub(crate) async fn settlements(&self, agent: i64) -> Vec<(i64, i16)> {
         sqlx::query_as("SELECT seq, state FROM delivery_exceptions WHERE agent_id = $1 ORDER BY seq")
             .bind(agent)
             .fetch_all(&self.pool)

@@ -39,7 +39,7 @@ fn outcome_of(invocation: i64, result: Result<Value, String>) -> InvocationOutco
     }
 }
 
-/// What came of each invocation that ended.
+/// Returns the invocations that ended, each with its error.
 fn ended(done: &OutcomeBatch) -> Vec<(i64, Option<&str>)> {
     let recorded = done.outcomes.iter().filter_map(|outcome| match outcome {
         OutcomeRecording::Recorded(row) => Some((row.invocation_id.get(), row.error.as_deref())),
@@ -84,7 +84,7 @@ impl Database {
         assert!(self.store.link_spawned_agent(&fence(node, "a"), invocation, AgentId::new(agent)).await.unwrap());
     }
 
-    /// What an agent was sent over the connection of a provider.
+    /// Inserts an invocation that was sent to its handler over the connection of a provider.
     async fn handled(&self, invocation: i64, agent: i64, provider: &str) {
         self.run(&format!(
             "INSERT INTO invocations (workspace_id, invocation_id, action_name, handler_agent_id, caller_name, input,
@@ -109,7 +109,7 @@ impl Database {
             .unwrap()
     }
 
-    /// What an inventory of these agents, as (agent, invocation), means for invocations.
+    /// Reconciles invocations with an inventory of these agents, as (agent, invocation).
     async fn inventory(&self, node: &str, agents: &[(i64, i64)]) -> InventoryReconciliation {
         let listed: Vec<ListedAgent> = agents
             .iter()
@@ -243,9 +243,9 @@ async fn an_invocation_fails_when_its_handler_was_unavailable_for_two_minutes() 
     for node in ["leaves", "returns", "moves"] {
         db.connected(node, "NULL").await;
     }
-    let away = "SELECT count(*) FROM invocations WHERE unreachable_since IS NOT NULL";
+    let unreachable = "SELECT count(*) FROM invocations WHERE unreachable_since IS NOT NULL";
     db.store.reclaim_lost_invocations(ALL, db.now).await.unwrap();
-    assert_eq!(db.number(away).await, 4, "three whose node is gone, and one whose agent has none any more");
+    assert_eq!(db.number(unreachable).await, 4, "three whose node is gone, and one whose agent has none any more");
 
     db.connected("returns", "5").await;
     db.locate(4, "stays", Some("a")).await;
@@ -256,9 +256,9 @@ async fn an_invocation_fails_when_its_handler_was_unavailable_for_two_minutes() 
     let why = Some("handler_unavailable");
     assert_eq!(ended(&done), [(101, why), (106, why)], "those that are back are not judged by an old note");
 
-    // The time of one that was back begins anew.
+    // The time of one that was back begins again.
     db.store.reclaim_lost_invocations(ALL, late).await.unwrap();
-    assert_eq!(db.number(away).await, 2, "of the two that ended");
+    assert_eq!(db.number(unreachable).await, 2, "of the two that ended");
     db.connected("returns", "NULL").await;
     db.store.reclaim_lost_invocations(ALL, late).await.unwrap();
     assert!(db.store.fail_unservable(ALL, late + TimeDelta::seconds(119)).await.unwrap().outcomes.is_empty());
@@ -486,7 +486,7 @@ async fn an_agent_of_no_particular_provider_is_asked_through_one_of_its_node() {
         frames.into_iter().map(|frame| frame.provider.to_string()).collect::<Vec<_>>()
     };
     assert_eq!(again().await, ["first"]);
-    // One that goes may come back; when it stays away, the other one is asked, which has no need to connect anew.
+    // One that goes may come back; when it stays unavailable, the other one is asked, which need not connect again.
     db.run("UPDATE providers SET gateway_id = NULL, last_heartbeat_at = now() WHERE provider = 'first'").await;
     db.store.reclaim_lost_invocations(ALL, db.now + TimeDelta::seconds(40)).await.unwrap();
     assert_eq!(unsent(5).await, 0);

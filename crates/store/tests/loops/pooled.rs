@@ -112,7 +112,7 @@ async fn a_connection_that_postgres_ended_fails_one_statement_at_most() {
 async fn connections_to_the_database_before_are_not_used_again() {
     let db = Database::fresh().await;
     let store = db.store.with_statement_limit(LIMIT).with_dedicated_connection();
-    let known = store.database_state().await.unwrap().known();
+    let known = store.database_state().await.unwrap().to_known();
     store.open_epoch(KnownDatabase { identity: "before the failover".to_owned(), ..known.clone() });
     statement(&store).await.unwrap();
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity

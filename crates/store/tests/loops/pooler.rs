@@ -43,7 +43,7 @@ impl Pooled {
 
     /// Lets both processes serve the database.
     async fn open(&self) -> KnownDatabase {
-        let known = self.db.store.database_state().await.unwrap().known();
+        let known = self.db.store.database_state().await.unwrap().to_known();
         self.stores.iter().for_each(|store| store.open_epoch(known.clone()));
         known
     }

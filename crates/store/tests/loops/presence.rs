@@ -39,7 +39,7 @@ async fn silent_agents_go_offline_once_and_come_back_with_their_next_call() {
     let third = db.store.mark_silent_agents(TTL, 2, db.now).await.unwrap();
     assert_eq!((third.agents, third.more), (0, false), "the pass is over");
     let again = db.store.mark_silent_agents(TTL, 100, db.now).await.unwrap();
-    assert_eq!((again.agents, again.recorded.len()), (0, 0), "told once");
+    assert_eq!((again.agents, again.recorded.len()), (0, 0), "recorded once");
     let offline: Vec<i64> =
         statuses(&db).await.into_iter().filter(|(_, status)| status == "offline").map(|(id, _)| id).collect();
     assert_eq!(offline, [1, 2, 4]);
@@ -52,7 +52,7 @@ async fn silent_agents_go_offline_once_and_come_back_with_their_next_call() {
     let back = db.store.record_agents_seen(&[seen(1), seen(3), seen(1), seen(2)], at).await.unwrap();
     assert_eq!(reported(&back), [("agent.status.active", 1), ("agent.status.active", 2)], "only who was offline");
     assert!(db.store.record_agents_seen(&[seen(1), seen(2)], at).await.unwrap().is_empty());
-    // Events and rows agree: the log has what was told.
+    // Events and rows agree: the log has each recorded change.
     assert_eq!(db.number("SELECT next_seq FROM event_heads WHERE workspace_id = 7").await, 5);
 }
 

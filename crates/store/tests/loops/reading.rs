@@ -45,7 +45,7 @@ impl Database {
             .unwrap()
     }
 
-    /// What the API says of the same, before and after folding.
+    /// Returns the last-read pointer as the API shows it, before and after folding.
     async fn read_position(&self, name: &str) -> Option<i64> {
         let (scope, _) = Self::mailbox(ADA);
         let rows = self.store.read_status(scope, ChannelId::new(1), &ObserverFilters::default()).await.unwrap();

@@ -27,14 +27,14 @@ async fn no_row_names_a_former_key_once_all_were_reencrypted() {
     assert!(matches!((node, subscription), (SecretOwner::Node(_), SecretOwner::Subscription(_))), "{found:?}");
     assert_eq!(found, [(node, &b"node"[..]), (subscription, &b"subscription"[..])]);
     for row in &rows {
-        let fresh = EncryptedSecret { key_id: "k2".to_owned(), bytes: b"anew".to_vec() };
+        let fresh = EncryptedSecret { key_id: "k2".to_owned(), bytes: b"again".to_vec() };
         assert!(db.store.replace_secret(row, &fresh).await.unwrap());
         assert!(!db.store.replace_secret(row, &fresh).await.unwrap(), "another worker was at it, too");
     }
     assert_eq!(db.store.secrets_encrypted_with(&["k1"], 10).await.unwrap(), []);
     assert_eq!(db.store.secrets_encrypted_with(&["k2"], 10).await.unwrap().len(), 4);
-    assert_eq!(db.number("SELECT count(*) FROM nodes WHERE sealed = 'anew'").await, 1);
-    assert_eq!(db.number("SELECT count(*) FROM subscriptions WHERE sealed = 'anew'").await, 1);
+    assert_eq!(db.number("SELECT count(*) FROM nodes WHERE sealed = 'again'").await, 1);
+    assert_eq!(db.number("SELECT count(*) FROM subscriptions WHERE sealed = 'again'").await, 1);
 }
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn secrets_that_were_changed_meanwhile_are_left_alone() {
     // By a gateway that has not heard of the new key yet.
     db.run("UPDATE nodes SET sealed = 'changed'; UPDATE subscriptions SET sealed = 'changed'").await;
     for row in &rows {
-        let fresh = EncryptedSecret { key_id: "k2".to_owned(), bytes: b"anew".to_vec() };
+        let fresh = EncryptedSecret { key_id: "k2".to_owned(), bytes: b"again".to_vec() };
         assert!(!db.store.replace_secret(row, &fresh).await.unwrap());
     }
     assert_eq!(db.store.secrets_encrypted_with(&["k1"], 10).await.unwrap().len(), 2);

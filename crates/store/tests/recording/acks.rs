@@ -69,7 +69,7 @@ async fn acks_are_recorded_only_while_the_workspace_is_watched() {
     assert_eq!(db.number("SELECT ack_floor FROM mailbox_cursors WHERE agent_id = 1").await, 6);
 
     let again = db.store.flush_cursors(&[db.ack(ADA, 6, 6)], LockedCursors::Wait, db.now).await.unwrap();
-    assert_eq!((again.acked, again.recorded.len()), (0, 0), "an ack is told once");
+    assert_eq!((again.acked, again.recorded.len()), (0, 0), "an ack is recorded once");
     assert!(flushed.recorded[0].watched);
 }
 

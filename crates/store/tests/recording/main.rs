@@ -1,4 +1,4 @@
-//! What mutations record in the event log, each test on a fresh database of a real Postgres.
+//! Events that mutations record in the log, each test on a fresh database of a real Postgres.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests panic, as tests do")]
 

@@ -66,7 +66,7 @@ impl Database {
     }
 }
 
-/// What one of many writers does in its round: another kind of change each time. Its agents are its own.
+/// Makes one change of one of many writers, of another kind each round. A writer has agents of its own.
 async fn change(db: &Database, writer: i64, round: i64) -> RecordedEvents {
     let workspace = WORKSPACE + (writer + round) % 3;
     let scope = scope(workspace);

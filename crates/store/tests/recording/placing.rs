@@ -59,7 +59,7 @@ async fn no_workspace_waits_for_placements_of_another() {
     let (outcomes, _) = db.store.invoke(&mixed).await.unwrap();
     assert_eq!(words(&outcomes), ["made", "busy", "made"]);
 
-    // Alone it waits for its turn, and nothing of the try before is in its way.
+    // Alone it waits for its turn, and nothing of the earlier attempt is in its way.
     let alone = [of(OTHER, 2, Some(2))];
     let frees = async {
         wait::until("it to wait", Duration::from_secs(30), || async {

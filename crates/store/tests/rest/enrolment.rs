@@ -265,7 +265,7 @@ async fn a_bind_takes_the_provider_that_has_agents_and_not_one_beside_it() {
     };
     assert_eq!(bind("ada").await.as_deref(), Some("broker"));
     db.run("UPDATE providers SET gateway_id = NULL WHERE provider = 'broker'").await;
-    assert_eq!(bind("bob").await, None, "the broker is away for a moment");
+    assert_eq!(bind("bob").await, None, "the broker is unavailable for a moment");
     assert!(served("tools").await.is_empty());
     assert_eq!(served("broker").await, ["ada", "bob"]);
     // One that was silent for days keeps nothing.

@@ -120,13 +120,13 @@ async fn a_migration_waits_for_the_holder_of_a_lock() {
     assert!(db.store.migrate(Duration::ZERO).await.is_err(), "it has no time");
     let store = db.store.clone();
     let patient = tokio::spawn(async move { store.migrate(Duration::from_secs(60)).await });
-    // Each try has a connection of its own.
+    // Each attempt has a connection of its own.
     let seen = RefCell::new(BTreeSet::new());
-    let (pool, tries) = (&db.pool, &seen);
-    wait::until("a second try", Duration::from_secs(30), || async move {
+    let (pool, attempts) = (&db.pool, &seen);
+    wait::until("a second attempt", Duration::from_secs(30), || async move {
         let found = waiting(pool).await;
-        tries.borrow_mut().extend(found);
-        tries.borrow().len() > 1
+        attempts.borrow_mut().extend(found);
+        attempts.borrow().len() > 1
     })
     .await;
     other.rollback().await.unwrap();

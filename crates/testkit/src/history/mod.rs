@@ -1,9 +1,9 @@
 //! History of what clients did and saw, and the rules that it must keep whatever faults happened meanwhile.
 //!
 //! Tests record posts with their answers, frames and acks into a [`History`], then the stored, listed and
-//! acknowledged deliveries at the end, and [`History::violations`] judges it. The rules know no time and no implementation, so
-//! that tests of crashes, outages and failovers share them. The caller says which accepted messages may be lost
-//! ([`Losses`]): none, unless a failover was to a standby that lacked them.
+//! acknowledged deliveries at the end, and [`History::violations`] judges it. The rules know no time and no
+//! implementation, so that tests of crashes, outages and failovers share them. The caller says which accepted messages
+//! may be lost ([`Losses`]): none, unless a failover was to a standby that lacked them.
 //!
 //! # One content for each seq
 //!
@@ -19,10 +19,11 @@
 //! process may draw a higher id and commit first, or the same process, if it commits a batch again after a lost lock
 //! race or an unknown outcome. Two rules hold for the messages of all senders:
 //!
-//! - A post that was asked for after another was accepted has the higher seq in each mailbox, and the later place in each
-//!   list. So the two orders are the same for posts that do not overlap.
-//! - Recipients that share messages receive them in the same order, also those of overlapping posts: one transaction locks
-//!   the heads of all recipients of a message. A fan-out in chunks has several (ADR 0060); record one recipient of it.
+//! - A post that was asked for after another was accepted has the higher seq in each mailbox, and the later place in
+//!   each list. So the two orders are the same for posts that do not overlap.
+//! - Recipients that share messages receive them in the same order, also those of overlapping posts: one transaction
+//!   locks the heads of all recipients of a message. A fan-out in chunks has several (ADR 0060); record one recipient
+//!   of it.
 
 mod rules;
 
@@ -174,7 +175,7 @@ struct Records {
     posts: Vec<Post>,
     mailboxes: HashMap<String, Mailbox>,
     /// Agents and texts of deliveries that end without being received.
-    excused: HashSet<(String, String)>,
+    allowed_losses: HashSet<(String, String)>,
     /// Ids of all stored messages by text, once recorded.
     stored: Option<HashMap<String, Vec<String>>>,
     /// Texts of conversations, oldest first.
@@ -237,9 +238,9 @@ impl History {
         }
     }
 
-    /// Excuses a delivery that need not be received, because it expired, was settled over REST, or met a full mailbox.
-    pub fn excuse(&self, agent: &str, text: &str) {
-        self.records().excused.insert((agent.to_owned(), text.to_owned()));
+    /// Allows that a delivery is not received, because it expired, was settled over REST, or met a full mailbox.
+    pub fn allow_loss(&self, agent: &str, text: &str) {
+        self.records().allowed_losses.insert((agent.to_owned(), text.to_owned()));
     }
 
     /// Records the ids of all messages that are stored at the end, by text.

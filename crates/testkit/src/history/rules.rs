@@ -253,7 +253,7 @@ fn must_arrive(agent: &str, post: &Post, records: &Records, losses: Losses<'_>) 
         (Answer::None, stored) => stored.is_some_and(|stored| !stored.is_empty()),
         (Answer::Refused(_), _) => false,
     };
-    is_accepted && !records.excused.contains(&(agent.to_owned(), post.text.clone()))
+    is_accepted && !records.allowed_losses.contains(&(agent.to_owned(), post.text.clone()))
 }
 
 fn is_accepted(text: &str, posts: &[Post]) -> bool {

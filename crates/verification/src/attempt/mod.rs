@@ -121,8 +121,8 @@ impl Attempt {
         self.verdict == Verdict::Pending
     }
 
-    /// Notes that text and Enter were taken by the terminal. The first call counts. The instants of the first byte and of
-    /// the last one are read by different tasks, so the latter may be the earlier one by a little.
+    /// Notes that text and Enter were taken by the terminal. The first call counts. The instants of the first byte and
+    /// of the last one are read by different tasks, so the latter may be the earlier one by a little.
     pub fn enter_written(&mut self, at: Timestamp) {
         self.entered_at.get_or_insert(at.max(self.started_at));
     }

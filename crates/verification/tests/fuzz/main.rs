@@ -16,7 +16,7 @@ const BODY: &str = "please review the parser, then merge";
 const WORDS: [&str; 5] = ["please", "review", "the", "parser,", "then"];
 const LINE: &str = "Relay message from Bob [ev-7]: please review the parser, then merge";
 
-/// What terminals have shown of the message, and of others beside it.
+/// Terminal output with the message, and with others beside it.
 const RECORDINGS: [&[u8]; 9] = [
     b"> Relay message from Bob [ev-7]: please review the parser, then merge\r\n",
     b"\x1b[2J\x1b[H\x1b[38;5;4m\xe2\x95\xad\xe2\x94\x80\xe2\x94\x80\xe2\x95\xae\x1b[0m\r\n\xe2\x94\x82 Relay message from B \xe2\x94\x82\r\n\
@@ -56,7 +56,7 @@ fn clean<'a>(reads: impl Iterator<Item = &'a [u8]>) -> String {
     text
 }
 
-/// Whether the output is an echo of the message.
+/// Returns whether the output is an echo of the message.
 fn judge<'a>(reads: impl Iterator<Item = &'a [u8]>) -> bool {
     let (mut cleaner, mut monitor) = (Cleaner::new(), EchoMonitor::new());
     let start = Timestamp::from_millis(0);

@@ -1,4 +1,5 @@
-//! Positions of mailboxes; the bodies of deliveries, dead letters, inbox and traces are in the submodules.
+//! Positions of mailboxes ([`Mailbox`]); the bodies of deliveries, dead letters, inbox and traces are in the
+//! submodules.
 
 pub mod dead_letter;
 pub mod delivery;

@@ -1,4 +1,5 @@
-//! Payloads of messages in deliveries: `{type, data}`, the same in `deliver` frames, push requests and subscription calls.
+//! Payloads of messages in deliveries: `{type, data}`, the same in `deliver` frames, push requests and subscription
+//! calls.
 
 use relay_domain::{
     ConversationId, JsonText,

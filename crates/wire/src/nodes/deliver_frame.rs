@@ -1,5 +1,5 @@
-//! `deliver` frames on the node socket (docs/protocol/node.md, "deliver"): encoded by the engine, for live deliveries and
-//! for replayed ones by the same functions, so that both are identical. A node reads them as
+//! `deliver` frames on the node socket (docs/protocol/node.md, "deliver"): encoded by the engine, for live deliveries
+//! and for replayed ones by the same functions, so that both are identical. A node reads them as
 //! [`super::engine_frame::Deliver`].
 
 use std::{collections::HashMap, sync::Arc};

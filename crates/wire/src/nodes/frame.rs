@@ -346,7 +346,7 @@ fn parse_body<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
-/// Encodes a frame of a node, with the id for its answer. `None` for [`InboundFrame::Ignored`], which stands for several.
+/// Encodes a frame of a node, with the id for its answer. `None` for [`InboundFrame::Ignored`]: it stands for several.
 #[must_use]
 pub fn encode_from_node(id: Option<&str>, frame: &InboundFrame) -> Option<String> {
     let (kind, body) = match frame {

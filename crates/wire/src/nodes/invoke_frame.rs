@@ -1,5 +1,5 @@
-//! `action.invoke` frame (docs/protocol/node.md, "action.invoke"), encoded by the engine. Strict clients drop a frame with
-//! an unknown key. A node reads it as [`super::engine_frame::ActionInvoke`].
+//! `action.invoke` frame (docs/protocol/node.md, "action.invoke"), encoded by the engine. Strict clients drop a frame
+//! with an unknown key. A node reads it as [`super::engine_frame::ActionInvoke`].
 
 use relay_domain::{AgentId, InvocationId};
 use serde::Serialize;

@@ -1,6 +1,7 @@
-//! Request and response bodies of the node routes. The frames of the node socket: those that nodes send in [`frame`], those
-//! of the engine in [`deliver_frame`] and [`invoke_frame`], as a node reads them in [`engine_frame`], the data of its
-//! answers in [`replies`]. The requests to endpoints of `http_push` nodes in [`push_request`].
+//! Request and response bodies of the node routes; main types: [`EnrolNodeBody`], [`Node`] and [`Binding`].
+//! The frames of the node socket: those that nodes send in [`frame`], those of the engine in [`deliver_frame`] and
+//! [`invoke_frame`], as a node reads them in [`engine_frame`], the data of its answers in [`replies`]. The requests to
+//! endpoints of `http_push` nodes in [`push_request`].
 
 pub mod deliver_frame;
 pub mod engine_frame;

@@ -57,8 +57,8 @@ enum BodyData<'a> {
     Outcome(&'a JsonText),
 }
 
-/// Encodes the body of a delivery's request at the time of the attempt; `None` when its message or invocation is no longer
-/// kept. The body of an outcome also has the fields of an event.
+/// Encodes the body of a delivery's request at the time of the attempt; `None` when its message or invocation is no
+/// longer kept. The body of an outcome also has the fields of an event.
 #[must_use]
 pub fn delivery_body(row: &StoredDelivery, at: DateTime<Utc>) -> Option<DeliveryBody<'_>> {
     // Declared here because the body borrows from them.

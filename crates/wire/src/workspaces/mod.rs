@@ -82,8 +82,8 @@ pub struct Attribution {
 }
 
 impl Attribution {
-    /// Combines a declared provenance with the client of the request; `None` if there is neither. A client that declares
-    /// nothing is an SDK: only those send the headers.
+    /// Combines a declared provenance with the client of the request; `None` if there is neither. A client that
+    /// declares nothing is an SDK: only those send the headers.
     #[must_use]
     pub fn of_request(declared: Option<Provenance>, origin: Origin) -> Option<Self> {
         let is_named = origin.client.is_some() || origin.actor.is_some() || origin.distinct_id.is_some();

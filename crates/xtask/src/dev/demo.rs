@@ -30,7 +30,7 @@ pub(super) async fn run(cluster: &Cluster, workspace_key: &str) -> Result<()> {
 
     for text in ["the build is green", "please review the parser", "and tag a release"] {
         say(&ada, other, text).await?;
-        hear(&mut socket, first).await?;
+        receive_delivery(&mut socket, first).await?;
     }
     socket.ack(RECEIVER, before + 2).await?;
     wait_for_floor(&workspace, &bob, before + 2).await?;
@@ -57,7 +57,7 @@ pub(super) async fn run(cluster: &Cluster, workspace_key: &str) -> Result<()> {
     .await?;
     println!("  {RECEIVER} is connected to {}; from its ack floor on, it gets:", other.name());
     for expected in [before + 3, before + 4] {
-        let seq = hear(&mut socket, other).await?;
+        let seq = receive_delivery(&mut socket, other).await?;
         ensure!(seq == expected, "seq {expected} was due, {seq} came");
     }
     socket.ack(RECEIVER, before + 4).await?;
@@ -76,7 +76,7 @@ async fn say(from: &Api, through: &Service, text: &str) -> Result<()> {
 }
 
 /// Prints the next durable frame and returns its seq.
-async fn hear(socket: &mut NodeSocket, through: &Service) -> Result<u64> {
+async fn receive_delivery(socket: &mut NodeSocket, through: &Service) -> Result<u64> {
     let frame = next_durable(socket, SOON).await?;
     let seq = frame["seq"].as_u64().unwrap_or(0);
     println!("      {} delivers seq {seq} to {RECEIVER}: {}", through.name(), text_of(&frame));

@@ -24,13 +24,13 @@ pub(crate) use workspace::register_or_rotate;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How many gateways to start.
+    /// Number of gateways to start.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=32))]
     gateways: u16,
     /// Port of the first gateway; the others get the next ones.
     #[arg(long, default_value_t = 8787)]
     port: u16,
-    /// Where data, logs and dev.json are kept between runs.
+    /// Folder that keeps data, logs and dev.json between runs.
     #[arg(long, default_value = ".relay")]
     state_dir: PathBuf,
     /// Starts the engine without showing it at work.

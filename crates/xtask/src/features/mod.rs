@@ -1,5 +1,5 @@
-//! `cargo xtask features`: writes the manifest of `crates/workspace-hack`, so that every selection of packages resolves the
-//! same features and no dependency is compiled twice. `cargo xtask tidy` checks that this still holds.
+//! `cargo xtask features`: writes the manifest of `crates/workspace-hack`, so that every selection of packages resolves
+//! the same features and no dependency is compiled twice. `cargo xtask tidy` checks that this still holds.
 
 mod manifest;
 mod survey;

@@ -85,7 +85,7 @@ pub(super) struct Sides {
 
 impl Origins {
     pub(super) fn of_workspace() -> Result<Self> {
-        let sides = |selection: &[&str]| anyhow::Ok(Sides::of(nodes(selection, "normal", true)?));
+        let sides = |selection: &[&str]| anyhow::Ok(Sides::from_nodes(nodes(selection, "normal", true)?));
         Ok(Self { whole: sides(&["--workspace"])?, xtask: sides(&["--package", "xtask"])? })
     }
 
@@ -99,7 +99,7 @@ impl Origins {
 }
 
 impl Sides {
-    fn of(nodes: Vec<Node>) -> Self {
+    fn from_nodes(nodes: Vec<Node>) -> Self {
         let mut sides = Self::default();
         // For each ancestor of the current node, whether it runs in the compiler.
         let mut ancestors: Vec<bool> = Vec::new();
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn packages_that_a_macro_links_run_in_the_compiler() {
         let lines = ["0a v1.0.0|", "1m v1.0.0 (proc-macro)|", "2s v1.0.0|", "1t v1.0.0|", "2u v1.0.0|"];
-        let sides = Sides::of(tree::parsed(&lines));
+        let sides = Sides::from_nodes(tree::parsed(&lines));
         let names = |packages: &BTreeSet<Package>| packages.iter().map(|it| it.name.clone()).collect::<Vec<_>>();
         assert_eq!(
             (names(&sides.target), names(&sides.host)),

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Name and tag inside the archive. Default: `localhost/relay:dev` or `localhost/relay-node:dev`.
     #[arg(long)]
     tag: Option<String>,
-    /// Where the archive is written. `podman load` and `docker load` read it. Default: `relay-image.tar` or
+    /// File that the archive is written to. `podman load` and `docker load` read it. Default: `relay-image.tar` or
     /// `relay-node-image.tar`.
     #[arg(long)]
     archive: Option<PathBuf>,

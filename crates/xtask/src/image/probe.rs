@@ -1,4 +1,4 @@
-//! Whether containers can run on this machine at all: asked with a program that is not ours, in an image that is not
+//! Probe of the machine's ability to run containers at all, with a program that is not ours, in an image that is not
 //! ours. What fails after that is the engine's fault, or its image's or its chart's.
 
 use std::fs;

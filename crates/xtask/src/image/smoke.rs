@@ -1,5 +1,5 @@
-//! `cargo xtask smoke`: the pods of the Helm chart, run by podman from the image, with Postgres and NATS on the host. A message goes
-//! through them, and the gateway drains.
+//! `cargo xtask smoke`: the pods of the Helm chart, run by podman from the image, with Postgres and NATS on the host. A
+//! message goes through them, and the gateway drains.
 
 use std::path::Path;
 use std::time::Duration;

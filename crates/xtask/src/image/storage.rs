@@ -1,4 +1,4 @@
-//! Where images and containers of one run are kept: folders of their own, which go with it.
+//! Storage of the images and containers of one run: folders of their own, which are removed with it.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! What may be written where: SQL in the store, NATS in the stream crate, no clock and no I/O in the rules.
+//! Boundaries of the crates: SQL in the store, NATS in the stream crate, no clock and no I/O in the rules.
 
 use super::Source;
 
@@ -14,7 +14,7 @@ struct Boundary {
 const OUTSIDE_THE_ENGINE: [&str; 6] =
     ["crates/stack/", "crates/testkit/", "crates/xtask/", "loadtest/", "services/broker/", "tests/"];
 
-/// What calls a URL that the operator has given, not a tenant.
+/// Files that call a URL of the operator, not of a tenant.
 const NOT_TOWARDS_TENANTS: [&str; 1] = ["crates/engine/src/access/operators/issuer.rs"];
 
 /// Crates of pure functions and state machines.

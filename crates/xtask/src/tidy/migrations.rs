@@ -49,7 +49,7 @@ pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
     }
 }
 
-/// What takes something away without saying why: the line and the word.
+/// Returns the statements that remove something without a stated reason: the line and the word of each.
 fn contractions(text: &str) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
     for statement in statements(text) {

@@ -5,7 +5,7 @@ use super::Source;
 /// Starts of absolute paths that exist on one machine only.
 const PLACES: [&str; 4] = ["/home/", "/Users/", "/root/", "/work/"];
 
-/// What may say them: this rule.
+/// File that may name them: this rule.
 const OWN: &str = "crates/xtask/src/tidy/paths.rs";
 
 pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
@@ -19,7 +19,8 @@ pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
     }
 }
 
-/// Whether `line` has an absolute path that begins with `place`, not merely a longer path or URL that contains it.
+/// Returns whether `line` has an absolute path that begins with `place`, not merely a longer path or URL that contains
+/// it.
 fn names_place(line: &str, place: &str) -> bool {
     line.match_indices(place).any(|(at, _)| {
         let before = line[..at].chars().next_back();

@@ -72,7 +72,7 @@ fn relative_links(line: &str) -> impl Iterator<Item = &str> {
     inside.map(|target| target.split('#').next().unwrap_or(target))
 }
 
-/// Whether a link from the file `from` names a tracked file or a folder of one.
+/// Returns whether a link from the file `from` names a tracked file or a folder of one.
 fn links_to(link: &str, from: &str, sources: &[Source]) -> bool {
     let mut folder: Vec<&str> = from.split('/').collect();
     folder.pop();

@@ -39,7 +39,7 @@ enum Section {
     Dev,
 }
 
-/// Where a package names one of its dependencies.
+/// Part of a package that names one of its dependencies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Use {
     None,
@@ -59,7 +59,7 @@ fn use_of(sources: &[Source], folder: &str, dependency: &str) -> Use {
     using.map(|(inside, _)| kind(inside)).max().unwrap_or(Use::None)
 }
 
-/// Whether the line has a path that begins with `name`, or imports it.
+/// Returns whether the line has a path that begins with `name`, or imports it.
 fn names(line: &str, name: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(name).any(|(at, _)| {

@@ -40,7 +40,7 @@ impl AckFolder {
     /// Creates the folder below the agent's working directory. `None` if that is not possible: then agents cannot
     /// confirm by file.
     pub(super) fn create(working_directory: &Path, agent: &str, account: Option<Arc<Account>>) -> Option<Self> {
-        let folder = Self::of(working_directory, agent, account);
+        let folder = Self::for_agent(working_directory, agent, account);
         // Changes the rights of this thread until it is dropped. So everything here blocks, and nothing awaits.
         let _access = folder.access();
         // Set explicitly: the folder may have been there with other rights, and the umask may have taken some.
@@ -56,7 +56,7 @@ impl AckFolder {
     }
 
     /// The folder of an agent that may have ended.
-    pub(super) fn of(working_directory: &Path, agent: &str, account: Option<Arc<Account>>) -> Self {
+    pub(super) fn for_agent(working_directory: &Path, agent: &str, account: Option<Arc<Account>>) -> Self {
         let relative = acks_folder(agent);
         let path = working_directory.join(&relative);
         Self { working_directory: working_directory.to_owned(), relative, path, account }
@@ -317,7 +317,7 @@ mod tests {
         folder.remove_empty();
         assert!(!folder.path().join("d1").exists() && folder.path().join(".hidden").is_file());
         std::fs::remove_file(folder.path().join(".hidden")).expect("a file");
-        AckFolder::of(home.path(), "x", None).remove_empty();
+        AckFolder::for_agent(home.path(), "x", None).remove_empty();
         assert_eq!(home.path().read_dir().expect("a folder").count(), 0);
         folder.clear();
     }

@@ -26,8 +26,8 @@ impl AgentTask {
     }
 
     /// Deregisters the agent at the engine, removes it from the files that a later broker reads, and frees its name, in
-    /// this order. The next agent of the name has the same id and the same folder, so nothing of this end may come after
-    /// that start.
+    /// this order. The next agent of the name has the same id and the same folder, so nothing of this end may come
+    /// after that start.
     pub(super) async fn leave(&self) {
         let services = &self.launch.services;
         // First: a binding that is under way hosts nothing after this.
@@ -71,7 +71,7 @@ impl Launch {
 /// Removes what the processes of an agent that does not run again have left in its project: ack files, and their folder
 /// if it is empty then. Blocks.
 pub(crate) fn remove_left_acks(spec: &AgentSpec, working_directory: &Path, account: Option<Arc<Account>>) {
-    let folder = AckFolder::of(spec.cwd.as_deref().unwrap_or(working_directory), &spec.name, account);
+    let folder = AckFolder::for_agent(spec.cwd.as_deref().unwrap_or(working_directory), &spec.name, account);
     folder.clear();
     folder.remove_empty();
 }

@@ -135,6 +135,7 @@ impl Spawner {
                     Some((409, _)) => AgentError::AlreadyExists { name: spec.name.clone() },
                     Some(_) | None => AgentError::Engine(error),
                 })?;
+                // The engine refuses the next call if it has given no token.
                 let token = registered["token"].as_str().unwrap_or_default();
                 self.bind_and_host(spec, token, had).await
             }

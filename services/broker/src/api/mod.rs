@@ -1,5 +1,6 @@
 //! The listen API for drivers: HTTP and WebSocket on a loopback port. [`router`] is served from the first moment; until
-//! the broker has joined the engine every route but `/health` answers 503.
+//! the broker has joined the engine every route but `/health` answers 503. Main types: [`Api`], the state of all
+//! routes, [`Ready`], the extractor of a broker that has joined, and [`ApiError`].
 
 mod access;
 mod agents;

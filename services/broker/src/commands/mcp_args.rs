@@ -1,4 +1,5 @@
-//! `mcp-args`: prints the arguments by which an agent program is configured with the Relay MCP server, without starting it.
+//! `mcp-args`: prints the arguments by which an agent program is configured with the Relay MCP server, without starting
+//! it.
 
 use std::io::Write as _;
 

@@ -1,4 +1,5 @@
-//! Commands beside the broker itself.
+//! Commands beside the broker itself: one function for each, called by `main`. Those that ask a running broker use
+//! `broker_client`.
 
 mod ack;
 mod broker_client;

@@ -2,8 +2,8 @@
 
 use std::error::Error as _;
 
-/// Refusals of a registration that a retry does not change. Any other is transient: the storage was unavailable, a limit
-/// was reached, or a later engine has a code that is not known here.
+/// Refusals of a registration that a retry does not change. Any other is transient: the storage was unavailable, a
+/// limit was reached, or a later engine has a code that is not known here.
 const PERMANENT_REFUSALS: [&str; 8] = [
     "invalid_request",
     "invalid_message",

@@ -1,4 +1,5 @@
-//! The engine over REST: the client, the errors, and the broker's identity there. The socket is in `engine_link`.
+//! The engine over REST: the client [`Engine`], its [`EngineError`], and the broker's [`Identity`] there. The socket is
+//! in `engine_link`.
 
 mod client;
 mod error;

@@ -20,8 +20,8 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Pause after a connection that lasted for `lasted`. `jitter` is between 0 and 1 and shortens it by up to a half, so
-    /// that the nodes of a failed gateway do not come back together.
+    /// Pause after a connection that lasted for `lasted`. `jitter` is between 0 and 1 and shortens it by up to a half,
+    /// so that the nodes of a failed gateway do not come back together.
     pub(super) fn pause(&mut self, lasted: Duration, jitter: f64) -> Duration {
         if lasted >= HEALTHY {
             self.next = FIRST;

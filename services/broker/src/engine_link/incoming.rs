@@ -68,7 +68,7 @@ impl Connection<'_> {
                 Ok(())
             }
             Ok(EngineFrame::Ignored { kind }) => {
-                tracing::debug!(kind, "a frame asks nothing of this node");
+                tracing::debug!(kind, "frame ignored: not addressed to this node");
                 Ok(())
             }
             // The connection stays: the engine would send the same frame on the next one.

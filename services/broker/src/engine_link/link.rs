@@ -314,6 +314,7 @@ impl LinkShared {
 
     /// Puts the mailbox of a registered agent in place.
     pub(super) fn host(&self, own_agent_id: &str, request: &HostRequest, registered: &RegisteredAgent) -> HostedAgent {
+        // Without a cursor the engine probes for the position, finds 0, and sends everything from seq 1 (ADR 0002).
         let cursor = registered.delivery_ack_seq.unwrap_or(0);
         let had = request.had.iter().cloned();
         let mailbox = crate::mailbox::Mailbox::new(&registered.agent_id, own_agent_id, cursor, had);

@@ -1,5 +1,6 @@
-//! Knowledge about agent programs: a table in TOML, built in and extended by the operator. Used when an
-//! agent is spawned; the terminal code knows no program.
+//! Knowledge about agent programs: a table in TOML, built in and extended by the operator. Used when an agent is
+//! spawned; the terminal code knows no program. Main types: [`HarnessTable`], [`Harness`], one of its programs, and
+//! [`McpServer`].
 
 mod arguments;
 mod mcp_file;

@@ -1,5 +1,5 @@
-//! MCP servers that agent programs are configured with: the published one for messages, and the broker's own for acks and
-//! results.
+//! MCP servers that agent programs are configured with: the published one for messages, and the broker's own for acks
+//! and results.
 
 /// MCP server that a program starts for itself.
 #[derive(Debug, Clone)]

@@ -199,8 +199,8 @@ impl Harness {
     }
 }
 
-/// Returns whether the cursor's row is a prompt without input. One word may stand before it, such as a mode or a host, and
-/// the frame of an input box; more is input that ends like a prompt.
+/// Returns whether the cursor's row is a prompt without input. One word may stand before it, such as a mode or a host,
+/// and the frame of an input box; more is input that ends like a prompt.
 fn rests_at(prompts: &[String], before_cursor: &str) -> bool {
     let is_frame = |word: &str| word.chars().all(|character| matches!(character, '\u{2500}'..='\u{257f}' | '|'));
     let is_bare = |before: &str| before.split_whitespace().filter(|word| !is_frame(word)).count() <= 1;

@@ -6,8 +6,8 @@ use relay_verification::{delivery::DeliveryState, echo::squash};
 use super::{line::sender_text, outstanding::OutstandingMessage, pipeline::Pipeline};
 
 impl Pipeline {
-    /// Returns whether the next message quotes one whose attempt is under way. It waits for the end of that attempt, and
-    /// not for the outcome, so that no quotation keeps an agent from its messages.
+    /// Returns whether the next message quotes one whose attempt is under way. It waits for the end of that attempt,
+    /// and not for the outcome, so that no quotation keeps an agent from its messages.
     pub(super) fn head_quotes_attempt(&mut self) -> bool {
         let is_under_way = |outstanding: &OutstandingMessage| {
             matches!(outstanding.delivery.state(), DeliveryState::Queued | DeliveryState::Injected)

@@ -104,6 +104,7 @@ impl CrashLog {
             CrashPattern { category, count, agents }
         };
         let last_hour = recent.iter().filter(|crash| crash.timestamp > now_ms - HOUR_MS).count();
+        // Ten crashes or more make it 0.
         let health_score = (100 - 10 * i64::try_from(last_hour).unwrap_or(10)).max(0);
         CrashInsights {
             total_crashes: total,

@@ -48,7 +48,7 @@ impl DeadLetters {
 
     /// All, oldest first.
     pub(crate) fn list(&self) -> Vec<DeadLetterEntry> {
-        self.lock().letters.iter().map(DeadLetter::shown).collect()
+        self.lock().letters.iter().map(DeadLetter::to_entry).collect()
     }
 
     /// Name of the agent that a delivery has failed for.
@@ -73,7 +73,7 @@ impl DeadLetters {
 }
 
 impl DeadLetter {
-    fn shown(&self) -> DeadLetterEntry {
+    fn to_entry(&self) -> DeadLetterEntry {
         let message = &self.message;
         DeadLetterEntry {
             delivery_id: message.delivery_id.clone(),

@@ -1,5 +1,5 @@
-//! Records of the past for drivers and operators: crashes, deliveries that failed, figures of verification, lengths of
-//! queues. Filled by the tasks of agents, read by the API.
+//! Records of the past for drivers and operators: crashes ([`CrashLog`]), deliveries that failed ([`DeadLetters`]),
+//! figures of verification ([`VerificationBook`]), lengths of queues. Filled by the tasks of agents, read by the API.
 
 mod crashes;
 mod dead_letters;

@@ -40,6 +40,7 @@ impl ProgramVersion {
     pub(crate) fn find(harness: &str, program: &str) -> Self {
         let facts = find_program(program).and_then(|path| path.metadata().ok());
         let version = facts.map(|facts| {
+            // Without a time of change the size alone tells versions apart.
             let changed = facts.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
             format!("{}-{}", facts.len(), changed.unwrap_or_default().as_secs())
         });
@@ -191,7 +192,7 @@ impl VerificationBook {
             if let Ok(Err(error)) = tokio::task::spawn_blocking(move || book.write()).await {
                 tracing::warn!(
                     error = format!("{error:#}"),
-                    "what was learned cannot be written, it is kept in memory"
+                    "failed to store verification statistics, they are kept in memory"
                 );
             }
         }

@@ -1,5 +1,5 @@
 //! Everything of the broker that depends on Linux: `inotify`, `/proc`, the protection of a process's memory. What
-//! terminals and processes need of it is in `relay-pty`.
+//! terminals and processes need of it is in `relay-pty`. Main type: [`FolderWatch`].
 //!
 //! The rest of the broker uses only the exports of this module. `cargo xtask tidy` checks it.
 

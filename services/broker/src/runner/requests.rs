@@ -18,7 +18,7 @@ const MAX_ANSWER: usize = 32 << 20;
 const MAX_SHOWN: usize = 64;
 
 /// Returns the beginning of a runner's text.
-pub(super) fn shown(text: &str) -> String {
+pub(super) fn truncate(text: &str) -> String {
     text.chars().take(MAX_SHOWN).collect()
 }
 
@@ -82,7 +82,7 @@ pub(super) fn route(kind: &str, payload: &Value) -> Result<(Method, String, Valu
         "preflight_agents" => (Method::POST, "/api/preflight".to_owned(), given),
         "shutdown" => (Method::POST, "/api/shutdown".to_owned(), json!({})),
         _ => {
-            return Err(Refusal::new("frame_failed", format!("{:?} is not known", shown(kind))));
+            return Err(Refusal::new("frame_failed", format!("{:?} is not known", truncate(kind))));
         }
     })
 }

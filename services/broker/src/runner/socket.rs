@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     outbox::Outbox,
-    requests::{self, shown},
+    requests::{self, truncate},
 };
 use crate::{
     agents::SpawnSource,
@@ -221,7 +221,7 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
     match kind {
         "hello" => {
             let Hello { client_name, client_version } = read(payload)?;
-            let [name, version] = [client_name, client_version].map(|text| text.map(|text| shown(&text)));
+            let [name, version] = [client_name, client_version].map(|text| text.map(|text| truncate(&text)));
             tracing::info!(client_name = name, client_version = version, "runner introduced itself");
             Ok(RunnerAnswer::Hello { broker_version: version::VERSION, protocol_version: VERSION }.into())
         }
@@ -239,6 +239,7 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
         "handler_result" => {
             let HandlerResult { invocation_id, output, error } = read(payload)?;
             let outcome = match (output, error) {
+                // `null` is an output, an absent field is none.
                 (Some(output), None) => Ok(output.unwrap_or(Value::Null)),
                 (None, Some(error)) => Err(error),
                 _ => return Err(Refusal::new("frame_failed", "exactly one of output and error is needed")),

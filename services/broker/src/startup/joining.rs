@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     local_state::LocalState,
-    workspaces::{GivenWorkspace, given_workspaces},
+    workspaces::{WorkspaceSpec, given_workspaces},
 };
 use crate::{
     cli::Init,
@@ -58,7 +58,7 @@ fn engine_url(settings: &Init) -> Result<String> {
     Ok(url)
 }
 
-fn workspaces(settings: &Init) -> Result<Vec<GivenWorkspace>> {
+fn workspaces(settings: &Init) -> Result<Vec<WorkspaceSpec>> {
     let key = settings.workspace_key.clone().filter(|key| !key.is_empty());
     let key = key.or_else(|| ["RELAY_WORKSPACE_KEY", "RELAY_API_KEY"].into_iter().find_map(variable));
     let (list, default) = (variable("RELAY_WORKSPACES_JSON"), variable("RELAY_DEFAULT_WORKSPACE"));
@@ -71,7 +71,7 @@ fn join_request(
     state: &LocalState,
     directory: &StateDirectory,
     machine_seed: &str,
-    workspace: GivenWorkspace,
+    workspace: WorkspaceSpec,
     is_default: bool,
 ) -> JoinRequest {
     let LocalState { instance, working_directory, .. } = state;

@@ -175,7 +175,7 @@ async fn stop_agents(host: &PtyHost, services: &Services) {
     let (ended, _) = tokio::join!(host.shutdown(STOP_GRACE), timeout(RELEASE_TIMEOUT, released));
     match ended {
         Ok(report) if report.survivors.is_empty() => {}
-        Ok(report) => tracing::error!(survivors = ?report.survivors, "processes outlive the broker"),
+        Ok(report) => tracing::error!(survivors = ?report.survivors, "failed to end all processes of the agents"),
         Err(error) => tracing::error!(%error, "the agents could not be ended"),
     }
 }

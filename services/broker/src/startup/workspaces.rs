@@ -8,7 +8,7 @@ const MAX_WORKSPACES: usize = 16;
 
 /// A workspace to join.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub(super) struct GivenWorkspace {
+pub(super) struct WorkspaceSpec {
     #[serde(rename = "workspace_id")]
     pub(super) id: Option<String>,
     #[serde(rename = "workspace_alias", default)]
@@ -26,9 +26,9 @@ pub(super) fn given_workspaces(
     key: Option<String>,
     list: Option<&str>,
     default: Option<&str>,
-) -> Result<Vec<GivenWorkspace>> {
+) -> Result<Vec<WorkspaceSpec>> {
     let mut listed = list.map(read_list).transpose()?.unwrap_or_default();
-    let is_default = |workspace: &GivenWorkspace| match (&key, default) {
+    let is_default = |workspace: &WorkspaceSpec| match (&key, default) {
         // A key outranks the default: an agent that starts this broker passes the default of its own on with the
         // environment.
         (Some(_), _) => workspace.key == key,
@@ -37,15 +37,15 @@ pub(super) fn given_workspaces(
     };
     let Some(position) = listed.iter().position(is_default) else {
         ensure!(listed.is_empty() || key.is_some(), "RELAY_DEFAULT_WORKSPACE is not in RELAY_WORKSPACES_JSON");
-        return Ok(vec![GivenWorkspace { key, ..GivenWorkspace::default() }]);
+        return Ok(vec![WorkspaceSpec { key, ..WorkspaceSpec::default() }]);
     };
     listed[..=position].rotate_right(1);
     Ok(listed)
 }
 
-fn read_list(text: &str) -> Result<Vec<GivenWorkspace>> {
+fn read_list(text: &str) -> Result<Vec<WorkspaceSpec>> {
     // The error itself may quote a key.
-    let listed: Vec<GivenWorkspace> = serde_json::from_str(text).map_err(|error| {
+    let listed: Vec<WorkspaceSpec> = serde_json::from_str(text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         anyhow!(
             "RELAY_WORKSPACES_JSON is no array of workspace_id, workspace_alias, api_key: line {line}, column {column}"

@@ -1,5 +1,6 @@
-//! Files of the broker: the state directory and its lock, the connection file, the agents that run, and the ledger of
-//! what was proven; entries in files of users' projects. Used by startup and by the tasks of agents.
+//! Files of the broker: the state directory and its lock ([`StateDirectory`]), the connection file
+//! ([`ConnectionFile`]), the agents that run ([`Roster`]), and the ledger of what was proven ([`Ledger`]); entries in
+//! files of users' projects ([`ProjectFiles`]). Used by startup and by the tasks of agents.
 
 mod connection_file;
 mod directory;

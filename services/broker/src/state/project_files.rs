@@ -220,7 +220,7 @@ fn restore_or_warn(path: &Path, file: &ProjectFile, account: Option<&Account>) -
         tracing::warn!(
             path = %path.display(),
             error = format!("{error:#}"),
-            "entries of agents that have ended stay in a project file, retrying with the next agent or start"
+            "failed to remove entries of ended agents from a project file, retrying with the next agent or start"
         );
     }
     restored.is_ok()

@@ -84,8 +84,9 @@ impl Registry {
 type RoutedCopies = (Handle, WorkspaceScope, Vec<(AgentId, LiveFrame)>);
 
 impl Maps {
-    /// Connections that serve an agent with this location: the one that it is routed to or, without an assigned provider
-    /// or without a route yet, all of its node. A connection keeps no copies for agents that it does not serve.
+    /// Connections that serve an agent with this location: the one that it is routed to or, without an assigned
+    /// provider or without a route yet, all of its node. A connection keeps no copies for agents that it does not
+    /// serve.
     fn serving_connections(&self, scope: WorkspaceScope, agent: AgentId, location: &str) -> Vec<&Handle> {
         // Ids of nodes may contain `/`.
         let Some((node, provider)) = location.rsplit_once('/') else { return Vec::new() };

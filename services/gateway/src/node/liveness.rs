@@ -37,6 +37,7 @@ impl Registry {
             // A task for each probe: a peer may take a second to answer, and other probes must not wait for it.
             let engine = engine.clone();
             spawn_isolated("probe", async move {
+                // A connection that ends without an answer is silent.
                 let proof = proof.await.unwrap_or(ProbeOutcome::Silent);
                 engine.nodes().answer_probe(reply, proof).await;
             });

@@ -203,15 +203,15 @@ impl Registry {
             maps.agents.iter().filter(|(_, served)| is_due(served)).map(|(caller, _)| *caller).collect()
         };
         for batch in callers.chunks(CALLERS_PER_QUERY) {
-            let untold = engine.actions().untold_outcomes(batch).await?;
-            let with_results: HashSet<_> = untold.iter().map(|notice| (notice.scope, notice.caller)).collect();
+            let unannounced = engine.actions().unannounced_outcomes(batch).await?;
+            let with_results: HashSet<_> = unannounced.iter().map(|notice| (notice.scope, notice.caller)).collect();
             // Callers with results are scanned again: the notice may not reach the socket, or there may be more.
             for caller in batch.iter().filter(|caller| !with_results.contains(*caller)) {
                 if let Some(served) = self.maps().agents.get_mut(caller) {
                     served.missed = served.missed.filter(|missed| missed.last + CERTAIN_AFTER > asked);
                 }
             }
-            for notice in untold {
+            for notice in unannounced {
                 let outcome = Arc::new(Notice {
                     topic: "agent".to_owned(),
                     event: notice.kind.to_owned(),

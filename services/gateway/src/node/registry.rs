@@ -44,9 +44,10 @@ pub(super) const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) const MAX_QUEUED_EVENTS: usize = 256;
 /// Time in which nearly all commits end.
 const COMPARISON_DELAY: Duration = Duration::from_millis(300);
-/// Messages with live copies that may wait for a connection, whose task takes them between two steps. Of each, its share of
-/// the copies waits, about 96 KiB at most, and all of them take 12 MiB. A gateway sends some hundred messages a second, so
-/// that the task may be busy for tenths of a second. The mailboxes of further ones are compared with storage.
+/// Messages with live copies that may wait for a connection, whose task takes them between two steps. Of each, its
+/// share of the copies waits, about 96 KiB at most, and all of them take 12 MiB. A gateway sends some hundred messages
+/// a second, so that the task may be busy for tenths of a second. The mailboxes of further ones are compared with
+/// storage.
 const MAX_QUEUED_COPIES: usize = 128;
 
 /// Event for a connection from elsewhere in this gateway.
@@ -81,7 +82,8 @@ pub(super) struct Handle {
 /// Queues of a connection task that are filled from elsewhere in this gateway.
 pub(super) struct Inbox {
     pub(super) events: Receiver<Event>,
-    /// Live copies for agents that are routed to the connection, or unassigned on its node; those of one message together.
+    /// Live copies for agents that are routed to the connection, or unassigned on its node; those of one message
+    /// together.
     pub(super) copies: Receiver<Vec<(AgentId, LiveFrame)>>,
 }
 
@@ -408,8 +410,9 @@ impl Registry {
         self.delayed_comparisons.lock().unwrap_or_else(PoisonError::into_inner).drain().collect()
     }
 
-    /// Has new routes, and mailboxes with dropped copies, compared once. A commit that began before the provider registered
-    /// sends no live copy, or sends it to the gateway of the former socket; and a copy may come before the route.
+    /// Has new routes, and mailboxes with dropped copies, compared once. A commit that began before the provider
+    /// registered sends no live copy, or sends it to the gateway of the former socket; and a copy may come before the
+    /// route.
     pub(super) async fn compare_delayed_mailboxes(&self) {
         loop {
             self.delayed_comparisons_notify.notified().await;

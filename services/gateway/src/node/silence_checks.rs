@@ -3,7 +3,8 @@
 //!
 //! The change feed names the mailboxes and nodes that have changed since the last check, and only those are compared
 //! (ADR 0052). [`UncheckedPlaces`] holds what a check may have missed: agents of providers that registered since, and
-//! comparisons that failed. Everything is compared at the start, after a recovery, and every few minutes as a safety net.
+//! comparisons that failed. Everything is compared at the start, after a recovery, and every few minutes as a safety
+//! net.
 
 use std::{
     collections::{HashMap, HashSet},

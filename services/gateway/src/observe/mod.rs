@@ -2,6 +2,9 @@
 //!
 //! All three read the same log in the same order (`relay_engine::events`) and use the same numbers. An observer never
 //! slows anything down: one that reads too slowly is disconnected with a reason, and resumes from the log.
+//!
+//! Main types: `ObserverCredentials`, the token of a request, and `ObserverWatch`, an observer's access
+//! while it is connected.
 
 mod access;
 pub(crate) mod log;

@@ -1,5 +1,5 @@
-//! What ends with time: the grace of former agent tokens, and workspaces with an expiry. The tests move the clock of a
-//! database of their own.
+//! Rights that end with time: the grace of former agent tokens, and workspaces with an expiry. The tests move the clock
+//! of a database of their own.
 
 use std::time::Duration;
 

@@ -103,7 +103,7 @@ const triggers = [
 export default defineNode({ name: 'reporter', capabilities: { report }, triggers });
 ";
 
-/// Where a broker posts what a handler sends with a `threadId`.
+/// Place in which a broker posts the messages that a handler sends with a `threadId`.
 #[derive(Clone, Copy)]
 enum Answers {
     InThread,

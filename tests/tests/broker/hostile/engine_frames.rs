@@ -38,8 +38,8 @@ fn message(bytes: impl Into<Vec<u8>>, opcode: OpCode, is_final: bool) -> Result<
     encode(Frame::message(bytes.into(), opcode, is_final))
 }
 
-/// Position and content of the first text frame with a pattern. A gateway writes a small frame at once, so a chunk holds
-/// whole ones.
+/// Position and content of the first text frame with a pattern. A gateway writes a small frame at once, so a chunk
+/// holds whole ones.
 fn find_text(chunk: &[u8], pattern: &str) -> Option<(usize, Value)> {
     let mut cursor = Cursor::new(chunk);
     loop {

@@ -174,6 +174,7 @@ impl Account {
 
 /// Creates the pace of one caller: its share evenly over the minute, half of it as a burst.
 fn pace_limiter(limit_units: u32) -> DefaultDirectRateLimiter {
+    // A share of less than one unit still admits one.
     let units = |units: u32| NonZeroU32::new(units).unwrap_or(NonZeroU32::MIN);
     RateLimiter::direct(Quota::per_minute(units(limit_units)).allow_burst(units(rate_limit::caller_burst(limit_units))))
 }

@@ -1,4 +1,5 @@
-//! Rate limits: admission of a request before any work is done for it.
+//! Rate limits: admission of a request before any work is done for it. Main types: [`RateLimits`], which
+//! answers with an [`Admission`], and [`QuotaCache`].
 //!
 //! A request is charged twice: to its caller's share, then to the workspace. Both are leased from Postgres in batches
 //! (`relay_domain::workspaces::rate_limit`), so that they hold across gateways and a request costs no round trip. The

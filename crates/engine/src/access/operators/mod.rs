@@ -1,4 +1,4 @@
-//! Operators: they run the installation, as opposed to the users of one workspace.
+//! Operators: they run the installation, as opposed to the users of one workspace. Main type: [`Operators`].
 //!
 //! An operator presents the bootstrap secret or a JWT of the configured OIDC issuer. Where neither is configured there
 //! are no operators, and everyone who reaches the engine may create workspaces.

@@ -22,7 +22,7 @@ async fn settlements_below_the_ack_floor_are_removed_but_dead_letters_stay() {
     }
     assert_eq!((removed, steps), (9, 4), "15 rows in pages of 4");
     for agent in 1..=3 {
-        assert_eq!(db.exceptions(agent).await, [(4, 4), (6, 1)]);
+        assert_eq!(db.settlements(agent).await, [(4, 4), (6, 1)]);
     }
     assert_eq!(db.store.compact_settlements(100).await.unwrap().removed, 0);
 }

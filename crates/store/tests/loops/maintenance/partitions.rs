@@ -36,7 +36,7 @@ async fn partitions_are_made_ahead_once_with_keys_and_indexes() {
 }
 
 #[tokio::test]
-async fn old_days_are_dropped_with_what_hangs_on_them() {
+async fn old_days_are_dropped_with_their_dependent_rows() {
     let db = Database::fresh().await;
     let today = db.now.date_naive();
     let (old, kept) = (today - Days::new(9), today - Days::new(8));
@@ -62,7 +62,7 @@ async fn old_days_are_dropped_with_what_hangs_on_them() {
         assert_eq!(db.store.drop_partitions_before(table, kept).await.unwrap(), 0);
     }
     assert_eq!(db.number("SELECT count(*) FROM deliveries").await, 1);
-    assert_eq!(db.exceptions(1).await, [(2, 4)], "a dead letter lives as long as its row");
+    assert_eq!(db.settlements(1).await, [(2, 4)], "a dead letter lives as long as its row");
     assert_eq!(db.number("SELECT count(*) FROM message_reads").await, 1);
 }
 

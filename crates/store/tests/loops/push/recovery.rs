@@ -33,7 +33,7 @@ async fn attempts_from_before_a_recovery_move_no_position() {
          INSERT INTO push_mailboxes (workspace_id, agent_id, node_id, pushed_seq, due_at) VALUES (7, 1, 'hook', 0, now())",
     )
     .await;
-    db.store.open_epoch(db.store.database_state().await.unwrap().known());
+    db.store.open_epoch(db.store.database_state().await.unwrap().to_known());
     db.store.renew_push_worker(WORKER, LEASE).await.unwrap();
     let earlier = attempt_of_claim(&db, push_attempt(1, 1000, db.now)).await;
     let repair = db.store.for_recovery();
@@ -44,7 +44,7 @@ async fn attempts_from_before_a_recovery_move_no_position() {
     };
     assert!(matches!(record(&earlier).await, Err(StoreError::OtherEpoch { .. })), "the process has not recovered");
 
-    db.store.open_epoch(db.store.database_state().await.unwrap().known());
+    db.store.open_epoch(db.store.database_state().await.unwrap().to_known());
     assert!(record(&earlier).await.unwrap().lost.contains(&earlier.mailbox.key()));
     assert_eq!((db.settled_floor(ADA).await, db.number("SELECT count(*) FROM delivery_attempts").await), (0, 0));
 

@@ -23,7 +23,7 @@ async fn opened() -> (Database, KnownDatabase) {
     let db = Database::fresh().await;
     db.agent(ADA, "ada").await;
     db.deliveries(ADA, &[60, 60]).await;
-    let known = db.store.database_state().await.unwrap().known();
+    let known = db.store.database_state().await.unwrap().to_known();
     db.store.open_epoch(known.clone());
     (db, known)
 }
@@ -52,7 +52,7 @@ async fn after_a_recovery_by_another_process_an_ack_changes_nothing() {
 
     db.store.for_recovery().adopt_database(Some(&json!({}))).await.unwrap();
     assert!(!db.store.confirm_database(None).await.unwrap(), "also a process that looks later finds the recovery");
-    let recovered = db.store.database_state().await.unwrap().known();
+    let recovered = db.store.database_state().await.unwrap().to_known();
     assert!(recovered.epoch > known.epoch && recovered.identity == known.identity);
     db.store.open_epoch(recovered);
     ack(&db, 2).await.unwrap();

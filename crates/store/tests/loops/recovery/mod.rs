@@ -158,7 +158,7 @@ async fn a_jump_leaves_what_an_interrupted_recovery_wrote_again() {
     db.run("DELETE FROM deliveries WHERE seq = 4; UPDATE mailbox_heads SET next_seq = 3 WHERE agent_id = 1").await;
     assert_eq!(db.jump(100).await, (2, 1), "of 4 nothing is known");
     assert_eq!((db.head(ADA).await, db.skipped(ADA).await), (106, vec![(6, 105)]));
-    assert_eq!(db.exceptions(ADA).await, [(4, 4)]);
+    assert_eq!(db.settlements(ADA).await, [(4, 4)]);
     assert_eq!(db.settled_floor(ADA).await, 0, "the others wait");
 }
 
@@ -198,7 +198,7 @@ async fn the_ack_floor_of_attempts_passes_skipped_numbers() {
         .await
         .unwrap();
     let floor = db.number("SELECT ack_floor FROM mailbox_cursors WHERE agent_id = 1").await;
-    assert_eq!((floor, db.settled_floor(ADA).await, db.exceptions(ADA).await), (102, 102, vec![]));
+    assert_eq!((floor, db.settled_floor(ADA).await, db.settlements(ADA).await), (102, 102, vec![]));
 }
 
 #[tokio::test]

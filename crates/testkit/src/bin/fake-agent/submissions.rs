@@ -39,7 +39,7 @@ impl Submissions {
         submitted
     }
 
-    /// What was typed and not submitted.
+    /// Returns the text that was typed and not submitted.
     pub(crate) fn unfinished(&self) -> String {
         String::from_utf8_lossy(&self.text).into_owned()
     }

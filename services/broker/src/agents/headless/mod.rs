@@ -1,5 +1,6 @@
 //! Agents without a terminal: a program that is started for each message, or a session of an app server. One message at
-//! a time; the answer of the program or the server is the proof that it arrived.
+//! a time; the answer of the program or the server is the proof that it arrived. Main types: [`Headless`], the way to
+//! the agent, and [`HeadlessTask`], its task.
 
 mod app_server;
 mod program;

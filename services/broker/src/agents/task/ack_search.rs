@@ -87,5 +87,6 @@ async fn read_files(folder: AckFolder, awaited: Vec<(u64, String)>) -> JobResult
         });
         found.collect()
     };
+    // A read that panicked has found nothing.
     JobResult::AckFiles(tokio::task::spawn_blocking(read).await.unwrap_or_default())
 }

@@ -346,6 +346,7 @@ impl AgentTask {
         }
         running.is_idle_reported = true;
         let silence = now.duration_since(running.last_output_at);
+        // No silence is longer than the milliseconds of an `i64`.
         let since = clock::unix_ms() - i64::try_from(silence.as_millis()).unwrap_or(0);
         self.info.send_modify(|info| info.state = AgentState::Idle);
         running.status.set(Activity::Idle, "silence");

@@ -171,8 +171,8 @@ impl AgentTask {
         }
     }
 
-    /// Ends the program, if it still runs, and its descendants. A program that has asked for its end may run until then,
-    /// so `end` gets its exit status here.
+    /// Ends the program, if it still runs, and its descendants. A program that has asked for its end may run until
+    /// then, so `end` gets its exit status here.
     async fn end_program(&self, terminal: Terminal, end: &mut ProcessEnd) {
         let grace = match end {
             ProcessEnd::Exited { was_requested: false, .. } => Duration::ZERO,
@@ -185,7 +185,7 @@ impl AgentTask {
                 }
                 if !report.survivors.is_empty() {
                     let survivors = report.survivors;
-                    tracing::error!(agent.name = self.name(), ?survivors, "processes outlive their agent");
+                    tracing::error!(agent.name = self.name(), ?survivors, "failed to end all processes of an agent");
                 }
             }
             Err(error) => tracing::error!(agent.name = self.name(), %error, "an agent's processes could not be ended"),

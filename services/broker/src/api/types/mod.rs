@@ -1,7 +1,9 @@
 //! Types of the listen API that more than one handler knows: events, frames and payloads of runners, bodies and entries
-//! of answers. Bodies that only one handler reads stand beside it.
+//! of answers. Bodies that only one handler reads stand beside it. Main types: [`Event`], [`EventFrame`] and
+//! [`SpawnBody`].
 //!
-//! They hold data and its encoding. What is done with it is in the modules that use them, and none of those is named here.
+//! They hold data and its encoding. What is done with it is in the modules that use them, and none of those is named
+//! here.
 
 mod crash;
 mod event;

@@ -334,6 +334,7 @@ impl ControlContext {
         }
         let binding = self.binding()?;
         let result = match (frame.output, frame.error) {
+            // `null` is an output, an absent field is none.
             (Some(output), None) => Ok(output.unwrap_or_default()),
             (None, Some(error)) => Err(error),
             _ => return Err(EngineError::invalid_request("one of output and error")),

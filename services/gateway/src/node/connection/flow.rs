@@ -34,8 +34,8 @@ const UPDATE_WINDOW: Duration = Duration::from_secs(1);
 const MAILBOXES_PER_REPAIR: usize = 100;
 /// Delay after a failed repair.
 const REPAIR_RETRY: Duration = Duration::from_millis(200);
-/// Agents whose live copies are remembered until they are served, about 16 KiB. Beyond it all are forgotten: the comparison
-/// of their new routes finds the deliveries.
+/// Agents whose live copies are remembered until they are served, about 16 KiB. Beyond it all are forgotten: the
+/// comparison of their new routes finds the deliveries.
 const MAX_UNSERVED: usize = 1024;
 /// Bound of the live copies that wait on a connection. Further ones are read from storage in their turn.
 const MAX_LIVE_BYTES: usize = 1024 * 1024;

@@ -63,8 +63,8 @@ impl ControlContext {
             match self.retry_until(until, || self.engine.nodes().register_provider(&registrant)).await {
                 Some(taken) => taken?,
                 None => {
-                    // The last attempt may have been committed. A task of its own, because it looks for that longer than
-                    // the socket lives.
+                    // The last attempt may have been committed. A task of its own, because it looks for that longer
+                    // than the socket lives.
                     let engine = self.engine.clone();
                     spawn_isolated("connection", async move { engine.nodes().release_unconfirmed(&registrant).await });
                     return Ok(Outcome { reply: None, effect: self.registration_failed(None, TRY_AGAIN_LATER) });

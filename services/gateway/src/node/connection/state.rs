@@ -83,7 +83,8 @@ pub(super) struct ConnectionState {
     pub(super) is_repairing: bool,
     /// Earliest time of the next repair; set after storage has failed one.
     pub(super) repair_after: Instant,
-    /// Highest seqs of live copies for agents that are not served here, and may be adopted soon. Their number is bounded.
+    /// Highest seqs of live copies for agents that are not served here, and may be adopted soon. Their number is
+    /// bounded.
     pub(super) unserved: HashMap<AgentId, Seq>,
     /// Live copies, and rows read from storage, that wait to be sent.
     pub(super) live_bytes: BufferCount,

@@ -1,4 +1,5 @@
-//! Mailboxes of a workspace: their positions, without the messages in them.
+//! Mailboxes of a workspace: their positions, without the messages in them. Main types: `Mailbox` of the domain, and
+//! `MailboxesQuery` of the wire. The folder also has the routes of deliveries and dead letters.
 
 pub mod dead_letters;
 pub mod deliveries;

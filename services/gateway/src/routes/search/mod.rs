@@ -1,4 +1,4 @@
-//! Message search.
+//! Message search. Main type: [`MessageSearch`], the query of the engine.
 
 use axum::extract::State;
 use relay_domain::{ConversationId, channels::client_channel_id, search::FoundMessage};

@@ -4,9 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use axum::extract::ws::Message;
 use relay_domain::{
-    AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
-    mailboxes::stream::Seq,
-    nodes::{NodeKind, NodeRole},
+    AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq, nodes::NodeKind,
+    nodes::NodeRole,
 };
 use relay_engine::{
     EngineError,
@@ -112,8 +111,8 @@ fn name_of(agent: AgentId) -> String {
 
 impl World {
     pub(super) fn new(peer: Peer, agents: &[(Seq, Seq)]) -> Self {
-        let role = if peer.is_direct() { NodeRole::Direct } else { NodeRole::Broker };
-        let node = NodeCaller { scope: fence().scope, node_id: fence().node_id, role, kind: NodeKind::Ws };
+        let (role, kind) = (if peer.is_direct() { NodeRole::Direct } else { NodeRole::Broker }, NodeKind::Ws);
+        let node = NodeCaller { scope: fence().scope, node_id: fence().node_id, role, kind };
         let agents = &agents[..if peer.is_direct() { 1 } else { agents.len() }];
         let mailboxes = agents.iter().zip(1..).map(|((acked, more), id)| {
             let (ack_floor, head) = (*acked, acked + more);
