@@ -157,6 +157,12 @@ pub(crate) enum Scenario {
         #[arg(long, default_value_t = 10)]
         unacked: usize,
     },
+    /// Kill the gateway with the sockets of direct agents (SIGKILL); each takes a new token and connects to another.
+    Returning {
+        /// Number of agents.
+        #[arg(long, default_value_t = 5_000)]
+        agents: usize,
+    },
     /// Restart every gateway and worker in turn under a load of direct messages; compared with the same load without
     /// restarts.
     Rolling {

@@ -13,6 +13,7 @@ mod push;
 mod read;
 mod reconnect;
 mod replay;
+mod returning;
 mod rolling;
 
 use anyhow::Result;
@@ -37,6 +38,7 @@ pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Repor
         Scenario::Reconnect { agents, on_each_socket, unacked } => {
             reconnect::run(common, common.scaled(*agents), *on_each_socket, *unacked, report).await
         }
+        Scenario::Returning { agents } => returning::run(common, common.scaled(*agents), report).await,
         Scenario::Replay { messages, agents } => {
             replay::run(common, common.scaled(*messages), common.scaled(*agents), report).await
         }
@@ -79,6 +81,7 @@ async fn all(common: &Common, report: &mut Report) -> Result<()> {
     fanout::run(common, &[100, 1000], 16, report).await?;
     replay::run(common, common.scaled(10_000), common.scaled(100), report).await?;
     reconnect::run(common, common.scaled(10_000), 100, 10, report).await?;
+    returning::run(common, common.scaled(5_000), report).await?;
     invoke::run(common, 20, common.scaled(1000), 200.0, report).await?;
     push::run(common, common.scaled(100), common.scaled(400), report).await?;
     read::run(common, common.scaled(100_000), report).await?;

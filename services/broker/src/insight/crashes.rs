@@ -65,7 +65,8 @@ impl CrashLog {
         let category = category_of(code, signal);
         let description = match (code, signal) {
             (_, Some(signal)) => format!("ended by signal {signal} after {uptime_secs} s"),
-            (code, None) => format!("exit code {} after {uptime_secs} s", code.unwrap_or_default()),
+            (Some(code), None) => format!("exit code {code} after {uptime_secs} s"),
+            (None, None) => format!("ended in an unknown way after {uptime_secs} s"),
         };
         let mut content = self.lock();
         content.total += 1;
