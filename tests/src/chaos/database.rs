@@ -130,7 +130,7 @@ impl Database {
     pub async fn registration_waits_since(&self) -> Result<Option<String>> {
         let waiting = "SELECT min(query_start)::text FROM pg_stat_activity
                         WHERE datname = current_database() AND wait_event_type = 'Lock'
-                          AND query LIKE 'WITH node AS MATERIALIZED %INSERT INTO providers %'";
+                          AND query LIKE 'WITH locked_nodes AS MATERIALIZED %INSERT INTO providers %'";
         Ok(sqlx::query_scalar(waiting).fetch_one(&self.pool).await?)
     }
 
