@@ -40,17 +40,19 @@ pub(crate) async fn run(common: &Common, agents: usize, report: &mut Report) -> 
     let window = Window::open_for_old(&roots, &collector);
     target.stack().gateway(0).kill9();
     drop(fleet);
-    let deadline = Instant::now() + GIVE_UP;
+    let began = Instant::now();
+    let deadline = began + GIVE_UP;
     let other = workspace.through_gateway(1);
     let returned = all.iter().map(|agent| come_back(&other, agent, &collector, deadline));
     let returned: Vec<Option<NodeSocket>> = stream::iter(returned).buffer_unordered(AT_ONCE).collect().await;
+    let took = began.elapsed().as_secs_f64();
     let mut row = window.close(format!("returning {agents}"));
-    row.latency = None;
+    (row.seconds, row.latency) = (took, None);
     let back = returned.iter().flatten().count();
     if back < agents {
         row.problems.push(format!("{} agents did not return within {GIVE_UP:?}", agents - back));
     }
-    let per_second = back as f64 / row.seconds;
+    let per_second = back as f64 / took;
     row.figures.insert("returned_per_second".into(), per_second);
     row.notes
         .push(format!("{per_second:.0} agents a second, from kill -9 to the last registration, with a token each"));
