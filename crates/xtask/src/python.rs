@@ -10,7 +10,7 @@ use crate::cargo;
 
 /// Of the chart's tests and tools.
 const REQUIREMENTS: &str = "helm/tests/requirements.txt";
-/// List of what was installed, in the words of its pins. Written last.
+/// List of the installed packages with their versions, written last.
 const MARKER: &str = "installed.txt";
 
 /// The packages that the chart's tests and tools need.

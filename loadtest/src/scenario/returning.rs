@@ -31,8 +31,6 @@ pub(crate) async fn run(common: &Common, agents: usize, report: &mut Report) -> 
     let specs = nodes(&workspace, &all, 1, "lt").await?;
     let collector = Arc::new(Collector::default());
     let fleet = Fleet::connect(&workspace.through_gateway(0), &specs, &collector).await?;
-    // All writes of the setup are finished before the gateway is killed.
-    sleep(Duration::from_secs(2)).await;
 
     // A separate collector, so that the end of the old sockets is not counted as a problem.
     let collector = Arc::new(Collector::default());

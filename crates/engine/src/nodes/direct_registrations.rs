@@ -32,7 +32,8 @@ pub(crate) struct BatchedOutcome {
 /// Request whose reply is the outcome; `None` if the caller has to register alone.
 pub(crate) type RegisterRequest = Request<Registrant, StoreResult<Option<BatchedOutcome>>>;
 
-/// Workspaces take turns, so that one with thousands of agents does not delay others, and have half of the queue each.
+/// Workspaces take turns, so that one with thousands of agents does not delay others, and each has at most half of the
+/// queue. A batch is half as large as one of token lookups, because it writes.
 const QUEUE: QueueConfig<RegisterRequest, WorkspaceId> = QueueConfig {
     name: "direct_registrations",
     max_items: 16_384,
@@ -120,28 +121,25 @@ pub(crate) async fn register_direct_nodes(engine: Weak<Inner>, mut requests: Bat
         let (registrants, replies) = Request::split(together);
         let claims: Vec<DirectClaim<'_>> = registrants.iter().map(Registrant::as_claim).collect();
         let registered = register_and_read(&engine, &claims).await;
-        let unavailable = || StoreError::unavailable("registering direct nodes");
-        let is_unavailable = match registered {
+        let mut is_unavailable = false;
+        let not_registered = |is_unavailable: bool| {
+            if is_unavailable { Err(StoreError::unavailable("registering direct nodes")) } else { Ok(None) }
+        };
+        match registered {
             Ok(outcomes) => {
                 for ((registrant, reply), outcome) in registrants.iter().zip(replies).zip(outcomes) {
                     if let Err(unread) = reply.send(Ok(outcome)) {
                         release_unread(&engine, registrant, unread);
                     }
                 }
-                false
             }
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "direct nodes not registered together");
-                let is_unavailable = error.is_unavailable();
-                for reply in replies {
-                    let _ = reply.send(if is_unavailable { Err(unavailable()) } else { Ok(None) });
-                }
-                is_unavailable
+                is_unavailable = error.is_unavailable();
+                replies.into_iter().for_each(|reply| _ = reply.send(not_registered(is_unavailable)));
             }
-        };
-        for request in repeated {
-            let _ = request.reply.send(if is_unavailable { Err(unavailable()) } else { Ok(None) });
         }
+        repeated.into_iter().for_each(|request| _ = request.reply.send(not_registered(is_unavailable)));
     }
 }
 

@@ -1,5 +1,5 @@
 //! [`Pipeline`]: the injections of one agent and the start of the next. The messages that wait are in `queue`, the
-//! write of an injection is in `writing`, the verdicts on what was typed in `verdict`.
+//! write of an injection is in `writing`, the verdicts on typed messages in `verdict`.
 
 use std::{collections::VecDeque, time::Duration};
 

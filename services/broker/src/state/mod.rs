@@ -1,5 +1,5 @@
 //! Files of the broker: the state directory and its lock ([`StateDirectory`]), the connection file
-//! ([`ConnectionFile`]), the agents that run ([`Roster`]), and the ledger of what was proven ([`Ledger`]); entries in
+//! ([`ConnectionFile`]), the agents that run ([`Roster`]), and the ledger of proofs ([`Ledger`]); entries in
 //! files of users' projects ([`ProjectFiles`]). Used by startup and by the tasks of agents.
 
 mod connection_file;
